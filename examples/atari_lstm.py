@@ -1,21 +1,24 @@
-"""PPO with an LSTM on an Atari game, after CleanRL's ppo_atari_lstm.py: single frames, and a memory instead of a frame stack.
+"""PPO with an LSTM on an Atari game, after CleanRL's ppo_atari_lstm.py: no stack of frames.
 
-python examples/atari_lstm.py                               Pong, ten million steps as in CleanRL
+python examples/atari_lstm.py                           Pong, ten million steps as in CleanRL
 python examples/atari_lstm.py --env-id ALE/Breakout-v5 --device cuda
 
-ALE's vector env plays all games in C++ and shrinks their frames to 84 x 84 in gray. `PolicyState` carries the hidden and the
-cell state of the LSTM from step to step, and sets both to zero where an episode starts. An episode is a life, and in the
-evaluation a game. Each minibatch holds whole rollouts of some envs, because the LSTM has to run through their steps in order.
-A truncated game is bootstrapped from its final frame; in CleanRL it counts as one that ended.
+ALE's vector env plays all games in C++ and shrinks their frames to 84 x 84 in gray. `PolicyState`
+carries the hidden and the cell state of the LSTM from step to step, and sets both to zero where an
+episode starts. An episode is a life, and in the evaluation a game. Each minibatch holds whole
+rollouts of some envs, because the LSTM runs through their steps in order. A truncated game is
+bootstrapped from its final frame; CleanRL treats it as terminated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 import tyro
-from ppo import gae, layer_init
+from ppo import gae
+from ppo_presets import layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -66,7 +69,7 @@ class Args:
 
 
 def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
-    """Games whose episodes end with a life; with `life_loss_info=False`, as in the evaluation, with the game."""
+    """Games whose episodes end with a life; or with the game, if not `life_loss_info`."""
     env = tw.make(
         args.env_id,
         num_envs,
@@ -77,52 +80,59 @@ def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
         reward_clipping=False,  # so that game_return is the score; ClipReward clips for the agent
         info_keys=["game_return", "game_over"],
     )
-    state = tw.PolicyState({"hidden": (args.hidden_size,), "cell": (args.hidden_size,)})
+    shape = (args.hidden_size,)
+    state = tw.PolicyState({"hidden": shape, "cell": shape})
     return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.ClipReward(-1, 1), state)
 
 
 class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
-        sizes = [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        layers = [layer for size in sizes for layer in (layer_init(nn.Conv2d(*size)), nn.ReLU())]
-        self.network = nn.Sequential(
-            *layers, nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()
-        )
+        self.network = nn.Sequential()
+        for sizes in [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]:
+            self.network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
+        self.network.extend([nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()])
         self.lstm = nn.LSTMCell(512, args.hidden_size)
         for name, parameter in self.lstm.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        self.actor = layer_init(
-            nn.Linear(args.hidden_size, int(env.single_action_space.n)), std=0.01
-        )
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.orthogonal_(parameter)
+        num_actions = int(env.single_action_space.n)
+        self.actor = layer_init(nn.Linear(args.hidden_size, num_actions), std=0.01)
         self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
 
     def get_distribution_and_value(self, hidden: Tensor) -> tuple[Categorical, Tensor]:
-        return Categorical(logits=self.actor(hidden), validate_args=False), self.critic(
-            hidden
-        ).squeeze(-1)
+        distribution = Categorical(logits=self.actor(hidden), validate_args=False)
+        return distribution, self.critic(hidden).squeeze(-1)
 
     def remember(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """The hidden and the cell state after the frames `(n, 1, 84, 84)` of `td`."""
-        return self.lstm(self.network(td["observation"] / 255), (td["hidden"], td["cell"]))
+        features = self.network(td["observation"] / 255)
+        return self.lstm(features, (td["hidden"], td["cell"]))
 
     def remember_all(
         self, observation: Tensor, is_init: Tensor, hidden: Tensor, cell: Tensor
     ) -> Tensor:
-        """The hidden states `(num_envs, num_steps, hidden_size)` of a rollout, from the state before its first step."""
-        features = self.network(observation.flatten(0, 1) / 255).unflatten(0, observation.shape[:2])
+        """The hidden states `(num_envs, num_steps, hidden_size)` of a rollout.
+
+        `hidden` and `cell` are the state before its first step.
+        """
+        features = self.network(observation.flatten(0, 1) / 255)
+        features = features.unflatten(0, observation.shape[:2])
         states = []
         for feature, first in zip(features.unbind(1), is_init.unbind(1)):
-            hidden, cell = self.lstm(
-                feature, (hidden.masked_fill(first, 0), cell.masked_fill(first, 0))
-            )
+            hidden = hidden.masked_fill(first, 0)
+            cell = cell.masked_fill(first, 0)
+            hidden, cell = self.lstm(feature, (hidden, cell))
             states.append(hidden)
         return torch.stack(states, 1)
 
     @torch.no_grad()
     def act(self, td: TensorDict) -> TensorDict:
         hidden, cell = self.remember(td)
-        td["next", "hidden"], td["next", "cell"] = hidden, cell
+        td["next", "hidden"] = hidden
+        td["next", "cell"] = cell
         distribution, td["value"] = self.get_distribution_and_value(hidden)
         td["action"] = distribution.sample()
         td["logprob"] = distribution.log_prob(td["action"])
@@ -130,40 +140,47 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def get_value(self, td: TensorDict) -> Tensor:
-        return self.critic(self.remember(td)[0]).squeeze(-1)
+        hidden, _ = self.remember(td)
+        return self.critic(hidden).squeeze(-1)
 
 
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
-    """The tensors of an update, each with one row per env, so that a minibatch is a choice of rows."""
-    reward, terminated, done = (
-        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
-    )
-    following = torch.cat([data["value"][:, 1:], agent.get_value(td).unsqueeze(1)], 1)
+    """Tensors with one row per env, so that a minibatch is a choice of rows."""
+    successor = data["next"]
+    terminated = successor["terminated"].squeeze(-1)
+    done = successor["done"].squeeze(-1)
+    last_value = agent.get_value(td).unsqueeze(1)
+    next_value = torch.cat([data["value"][:, 1:], last_value], 1)
     truncated = done & ~terminated
-    if truncated.any():  # the value after it is that of another game: take that of the final frame, with the state before
-        following[truncated] = agent.get_value(data["next"][truncated])
-    delta = reward + args.gamma * following * ~terminated - data["value"]
-    advantage = gae(delta, args.gamma * args.gae_lambda * ~done)
+    if truncated.any():  # take the final frame's value, not that of the next game
+        next_value[truncated] = agent.get_value(successor[truncated])
+    target = successor["reward"].squeeze(-1) + args.gamma * next_value * ~terminated
+    advantage = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "is_init", "action", "logprob", "value")}
-    batch |= {name: data[name][:, 0] for name in ("hidden", "cell")}
-    return batch | {"advantage": advantage, "ret": advantage + data["value"]}
+    batch["hidden"] = data["hidden"][:, 0]
+    batch["cell"] = data["cell"][:, 0]
+    batch["advantage"] = advantage
+    batch["ret"] = advantage + data["value"]
+    return batch
 
 
 def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     hidden = agent.remember_all(mb["observation"], mb["is_init"], mb["hidden"], mb["cell"])
     distribution, value = agent.get_distribution_and_value(hidden)
     ratio = (distribution.log_prob(mb["action"]) - mb["logprob"]).exp()
-    advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
-    pg_loss = -torch.min(
-        advantage * ratio, advantage * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    ).mean()
-    clipped = mb["value"] + (value - mb["value"]).clamp(-args.clip_coef, args.clip_coef)
-    v_loss = 0.5 * torch.max((value - mb["ret"]).square(), (clipped - mb["ret"]).square()).mean()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    advantage = mb["advantage"] - mb["advantage"].mean()
+    advantage = advantage / (mb["advantage"].std() + 1e-8)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()
+    change = (value - mb["value"]).clamp(-args.clip_coef, args.clip_coef)
+    error = (value - mb["ret"]).square()
+    clipped_error = (mb["value"] + change - mb["ret"]).square()
+    v_loss = 0.5 * torch.max(error, clipped_error).mean()
     return pg_loss - args.ent_coef * distribution.entropy().mean() + args.vf_coef * v_loss
 
 
 def main(args: Args) -> dict[str, list[float]]:
-    """Returns the mean loss of each iteration, the returns of the games played in training, and those of the evaluation."""
+    """Returns the mean loss of each iteration, and the returns in training and in evaluation."""
     torch.manual_seed(args.seed)
     env = make_env(args, args.num_envs)
     agent = Agent(env, args).to(args.device)
@@ -171,17 +188,21 @@ def main(args: Args) -> dict[str, list[float]]:
     collect = tw.Collector(env, agent.act, args.num_steps)
     td = env.reset(seed=args.seed)
     batch_size = args.num_envs * args.num_steps
-    num_iterations, losses, returns = args.total_timesteps // batch_size, [], []
+    num_iterations = args.total_timesteps // batch_size
+    losses = []
+    returns = []
     progress = tqdm(total=num_iterations * batch_size, unit=" steps", unit_scale=True)
     for iteration in range(num_iterations):
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+        remaining = 1 - iteration / num_iterations
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
-        batch, minibatch_losses = make_batch(agent, data, td, args), []
+        batch = make_batch(agent, data, td, args)
+        minibatch_losses = []
         for _ in range(args.update_epochs):
-            for rows in torch.randperm(args.num_envs, device=args.device).chunk(
-                args.num_minibatches
-            ):
-                loss = ppo_loss(agent, {name: value[rows] for name, value in batch.items()}, args)
+            order = torch.randperm(args.num_envs, device=args.device)
+            for rows in order.chunk(args.num_minibatches):
+                minibatch = {name: value[rows] for name, value in batch.items()}
+                loss = ppo_loss(agent, minibatch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -191,18 +212,19 @@ def main(args: Args) -> dict[str, list[float]]:
         info = data["next", "info"]
         returns += info["game_return"][info["game_over"].bool()].tolist()
         progress.update(batch_size)
-        recent = returns[-20:]  # empty until the first game has ended
-        mean_return = {"return": f"{sum(recent) / len(recent):.1f}"} if recent else {}
-        progress.set_postfix({"loss": f"{losses[-1]:.3f}", **mean_return}, refresh=False)
+        shown = {"loss": f"{losses[-1]:.3f}"}
+        if returns:
+            shown["return"] = f"{fmean(returns[-20:]):.1f}"
+        progress.set_postfix(shown, refresh=False)
     progress.close()
     env.close()
 
     test_env = make_env(args, args.eval_games, life_loss_info=False)
-    games = tw.evaluate(test_env, agent.act, args.eval_games, seed=args.seed + 1_000_000)[
-        "episode_return"
-    ].tolist()
+    seed = args.seed + 1_000_000
+    episodes = tw.evaluate(test_env, agent.act, args.eval_games, seed=seed)
     test_env.close()
-    print(f"evaluation: mean return {sum(games) / len(games):.1f} of {len(games)} games")
+    games = episodes["episode_return"].tolist()
+    print(f"evaluation: mean return {fmean(games):.1f} of {len(games)} games")
     return {"losses": losses, "returns": returns, "evaluation": games}
 
 

@@ -1,10 +1,10 @@
-"""PPO on a Gymnasium vector env, in the structure of CleanRL's ppo.py and ppo_continuous_action.py.
+"""PPO on a Gymnasium vector env, in the structure of CleanRL's scripts.
 
-python examples/cleanrl_style.py                            CartPole-v1, discrete actions
-python examples/cleanrl_style.py --env-id Pendulum-v1       continuous actions, normalised observations and rewards
+python examples/cleanrl_style.py                        CartPole-v1, discrete actions
+python examples/cleanrl_style.py --env-id Pendulum-v1   continuous actions, with normalization
 
-Only `make_envs` uses torchwrap: the rest takes any `gymnasium.vector.VectorEnv` in same-step auto-reset whose infos have
-episode statistics. A truncated episode is bootstrapped from its final observation, `infos["final_obs"]`.
+Only `make_envs` uses torchwrap: the rest takes any `gymnasium.vector.VectorEnv` in same-step
+auto-reset with episode statistics. A truncated episode is bootstrapped from `infos["final_obs"]`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchwrap import transforms as T
 
 @dataclass
 class Args:
-    """Hyperparameters that are None take the value for discrete or for continuous actions in DEFAULTS."""
+    """Hyperparameters that are None take a value in DEFAULTS."""
 
     env_id: str = "CartPole-v1"
     """the id of the environment"""
@@ -90,13 +90,8 @@ def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
 
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    layers = [
-        nn.Linear(inputs, 64),
-        nn.Tanh(),
-        nn.Linear(64, 64),
-        nn.Tanh(),
-        nn.Linear(64, outputs),
-    ]
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    layers = [*hidden, nn.Linear(64, outputs)]
     for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -106,12 +101,13 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
 class Agent(nn.Module):
     def __init__(self, envs: gymnasium.vector.VectorEnv) -> None:
         super().__init__()
-        inputs, space = envs.single_observation_space.shape[0], envs.single_action_space
+        inputs = envs.single_observation_space.shape[0]
+        space = envs.single_action_space
         self.discrete = isinstance(space, gymnasium.spaces.Discrete)
         outputs = int(space.n) if self.discrete else space.shape[0]
         self.critic = mlp(inputs, 1, std=1.0)
         self.actor = mlp(inputs, outputs, std=0.01)
-        self.logstd = None if self.discrete else nn.Parameter(torch.zeros(outputs))
+        self.logstd = nn.Parameter(torch.zeros(outputs))
 
     def value(self, obs: Tensor) -> Tensor:
         return self.critic(obs).squeeze(-1)
@@ -120,9 +116,8 @@ class Agent(nn.Module):
         out = self.actor(obs)
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        return Independent(
-            Normal(out, self.logstd.exp(), validate_args=False), 1, validate_args=False
-        )
+        normal = Normal(out, self.logstd.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
@@ -132,14 +127,12 @@ def to_tensor(array: np.ndarray) -> Tensor:
 def main(args: Args) -> dict[str, float]:
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(
-        1
-    )  # minibatches of a few hundred rows lose more by sharing work than they gain
+    torch.set_num_threads(1)  # small minibatches are faster on one thread
 
     probe = gymnasium.make(args.env_id)
-    kind = "discrete" if isinstance(probe.action_space, gymnasium.spaces.Discrete) else "continuous"
+    is_discrete = isinstance(probe.action_space, gymnasium.spaces.Discrete)
     probe.close()
-    for name, value in DEFAULTS[kind].items():
+    for name, value in DEFAULTS["discrete" if is_discrete else "continuous"].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     batch_size = args.num_envs * args.num_steps
@@ -151,17 +144,16 @@ def main(args: Args) -> dict[str, float]:
 
     shape = (args.num_steps, args.num_envs)
     obs = torch.zeros(*shape, *envs.single_observation_space.shape)
-    actions = torch.zeros(
-        *shape,
-        *envs.single_action_space.shape,
-        dtype=torch.int64 if agent.discrete else torch.float32,
-    )
-    logprobs, rewards, values, dones = (torch.zeros(shape) for _ in range(4))
+    actions = torch.zeros(*shape, *envs.single_action_space.shape)
+    if agent.discrete:
+        actions = actions.long()
+    logprobs, rewards, values, dones = torch.zeros(4, *shape)
     returns: deque[float] = deque(maxlen=100)  # of the latest episodes
 
     next_obs, _ = envs.reset(seed=args.seed)
     for iteration in range(num_iterations):
-        optimizer.param_groups[0]["lr"] = (1.0 - iteration / num_iterations) * args.learning_rate
+        remaining = 1.0 - iteration / num_iterations
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
 
         for step in range(args.num_steps):
             obs[step] = to_tensor(next_obs)
@@ -174,39 +166,35 @@ def main(args: Args) -> dict[str, float]:
             rewards[step] = to_tensor(reward)
             dones[step] = to_tensor(terminated | truncated)
             cut = np.flatnonzero(truncated & ~terminated)
-            if len(
-                cut
-            ):  # bootstrap from the final observation; next_obs is already that of a new episode
+            if len(cut) > 0:  # there, next_obs belongs to a new episode
+                final_obs = np.stack(infos["final_obs"][cut])
                 with torch.no_grad():
-                    final_values = agent.value(to_tensor(np.stack(infos["final_obs"][cut])))
+                    final_values = agent.value(to_tensor(final_obs))
                 rewards[step, torch.from_numpy(cut)] += args.gamma * final_values
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
 
         with torch.no_grad():
-            advantages, ahead, next_value = (
-                torch.zeros(shape),
-                torch.zeros(args.num_envs),
-                agent.value(to_tensor(next_obs)),
-            )
+            advantages = torch.zeros(shape)
+            ahead = torch.zeros(args.num_envs)
+            next_value = agent.value(to_tensor(next_obs))
             for step in reversed(range(args.num_steps)):
                 not_done = 1.0 - dones[step]
                 delta = rewards[step] + args.gamma * next_value * not_done - values[step]
-                advantages[step] = ahead = delta + args.gamma * args.gae_lambda * not_done * ahead
+                ahead = delta + args.gamma * args.gae_lambda * not_done * ahead
+                advantages[step] = ahead
                 next_value = values[step]
             targets = advantages + values
 
         batch = [value.flatten(0, 1) for value in (obs, actions, logprobs, advantages, targets)]
         for _ in range(args.update_epochs):
             for rows in torch.randperm(batch_size).chunk(args.num_minibatches):
-                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_targets = (
-                    value[rows] for value in batch
-                )
+                minibatch = [value[rows] for value in batch]
+                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_targets = minibatch
                 policy = agent.policy(mb_obs)
                 ratio = (policy.log_prob(mb_actions) - mb_logprobs).exp()
-                mb_advantages = (mb_advantages - mb_advantages.mean()) / (
-                    mb_advantages.std(correction=0) + 1e-8
-                )
+                std = mb_advantages.std(correction=0) + 1e-8
+                mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped).mean()
                 v_loss = 0.5 * (agent.value(mb_obs) - mb_targets).square().mean()
@@ -217,17 +205,14 @@ def main(args: Args) -> dict[str, float]:
                 optimizer.step()
 
         if returns and (iteration % 10 == 9 or iteration + 1 == num_iterations):
-            steps, seconds = (iteration + 1) * batch_size, time.perf_counter() - start_time
-            print(
-                f"global_step={steps}, episodic_return={sum(returns) / len(returns):.1f}, SPS={steps / seconds:.0f}"
-            )
+            steps = (iteration + 1) * batch_size
+            speed = steps / (time.perf_counter() - start_time)
+            print(f"global_step={steps}, episodic_return={np.mean(returns):.1f}, SPS={speed:.0f}")
     envs.close()
-    seconds = time.perf_counter() - start_time
-    mean_return = sum(returns) / len(returns) if returns else float("nan")
     return {
-        "mean_return": mean_return,
+        "mean_return": float(np.mean(returns)) if returns else float("nan"),
         "env_steps": num_iterations * batch_size,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - start_time,
     }
 
 

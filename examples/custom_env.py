@@ -13,14 +13,13 @@ from torchwrap import random
 
 
 class PointMass(FuncEnv):
-    """A puck on ice, to be pushed to a target. The reward is minus the distance; the episode ends at the target."""
+    """A puck on ice is pushed to a target. The reward is minus the distance to the target."""
 
     observation_space = Box(-10, 10, (6,))
     action_space = Box(-1, 1, (2,))
 
-    def initial(
-        self, rng, params=None
-    ):  # the state is a dict of tensors; rng is a key, so equal calls draw equal numbers
+    # The state is a dict of tensors. rng is a key, so equal calls draw equal numbers.
+    def initial(self, rng, params=None):
         position, target = random.uniform(rng, -1, 1, (2, 2))
         return {"position": position, "velocity": torch.zeros_like(position), "target": target}
 
@@ -31,9 +30,8 @@ class PointMass(FuncEnv):
         return {"position": position, "velocity": velocity, "target": state["target"]}
 
     def observation(self, state, rng, params=None):
-        return torch.cat(
-            [state["position"], state["velocity"] * 10, state["target"] - state["position"]]
-        )
+        distance = state["target"] - state["position"]
+        return torch.cat([state["position"], state["velocity"] * 10, distance])
 
     def reward(self, state, action, next_state, rng, params=None):
         return -torch.linalg.vector_norm(next_state["target"] - next_state["position"])
@@ -47,13 +45,5 @@ def make(id, num_envs, *, device="cpu", **_):
 
 
 if __name__ == "__main__":
-    ppo.main(
-        ppo.Args(
-            env_id="PointMass",
-            num_envs=64,
-            num_steps=64,
-            total_timesteps=150_000,
-            num_minibatches=8,
-        ),
-        make,
-    )
+    sizes = dict(num_envs=64, num_steps=64, total_timesteps=150_000, num_minibatches=8)
+    ppo.main(ppo.Args(env_id="PointMass", **sizes), make)

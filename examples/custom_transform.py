@@ -12,9 +12,8 @@ from torchwrap.testing import check_transform
 
 
 class HideSpeeds(T.ObservationTransform):
-    def setup(
-        self, signature
-    ):  # the space changes together with the value: (x, x_dot, theta, theta_dot) to (x, theta)
+    # The space changes with the value: (x, x_dot, theta, theta_dot) to (x, theta).
+    def setup(self, signature):
         space = signature.single_observation_space
         return signature.replace(single_observation_space=Box(space.low[::2], space.high[::2]))
 
@@ -24,10 +23,9 @@ class HideSpeeds(T.ObservationTransform):
 
 class ContinuousAction(T.ActionTransform):
     def setup(self, signature):
-        if signature.single_action_space != Discrete(2):
-            raise ValueError(
-                f"ContinuousAction needs the actions Discrete(2), but got {signature.single_action_space}."
-            )
+        space = signature.single_action_space
+        if space != Discrete(2):
+            raise ValueError(f"ContinuousAction: action space must be Discrete(2), got {space}.")
         return signature.replace(single_action_space=Box(-1, 1, (1,)))
 
     def action(self, action):  # the agent's action (num_envs, 1) to the env's (num_envs,): 0 or 1
@@ -39,57 +37,55 @@ class LogReward(T.RewardTransform):
         return reward.log1p()
 
 
-class StreakReward(
-    T.Transform
-):  # stateful: adds the number of consecutive steps with an upright pole to the reward
+class StreakReward(T.Transform):
+    """Stateful: adds the number of consecutive steps with an upright pole to the reward."""
+
     streak = tw.EnvBuffer((1,))  # one row per env; snapshots hold it, state_dict does not
 
-    def step(
-        self, td
-    ):  # the successor, final observations included: write buffers in place, return new tensors
+    # The successor, final observations included. Write buffers in place, return new tensors.
+    def step(self, td):
         self.streak.add_(1).mul_(td["observation"][:, 2:3].abs() < 0.1)
         return td.set("reward", td["reward"] + self.streak)
 
-    def reset(self, td, mask):  # initial observations: only rows of the mask start an episode
+    # Initial observations. Only rows of the mask start an episode.
+    def reset(self, td, mask):
         mask.fill_(self.streak, 0)
         return td
 
 
-class Progress(
-    T.Transform
-):  # needs the previous observation: gamma * potential(s') - potential(s), Ng et al. (1999)
-    potential = tw.EnvBuffer(
-        (1,)
-    )  # of the observation before; a whole observation is kept in the same way
+class Progress(T.Transform):
+    """Needs the previous observation: gamma * potential(s') - potential(s), Ng et al. (1999)."""
 
-    def of(self, observation):
+    potential = tw.EnvBuffer((1,))  # previous one; a whole observation is stored in the same way
+
+    def compute_potential(self, observation):
         return -observation[:, :1].abs()  # distance of the cart from the center
 
     def step(self, td):
-        potential = self.of(td["observation"])
+        potential = self.compute_potential(td["observation"])
         reward = td["reward"] + 0.99 * potential - self.potential
         self.potential.copy_(potential)
         return td.set("reward", reward)
 
     def reset(self, td, mask):  # the initial observation is the previous one of the first step
-        mask.assign_(self.potential, self.of(td["observation"]))
+        mask.assign_(self.potential, self.compute_potential(td["observation"]))
         return td
 
 
-class SwitchCost(
-    T.Transform
-):  # needs this step's action, and the one before; and a number that changes during training
+class SwitchCost(T.Transform):
+    """Needs the action, the previous one, and a number that changes during training."""
+
     previous = tw.EnvBuffer((), torch.int64, fill=-1)  # -1: there was none
     switched = tw.EnvBuffer((1,), torch.bool)
 
     def __init__(self):
         super().__init__()
-        self.register_buffer(
-            "cost", torch.tensor(0.1)
-        )  # constructor arguments are constants, a buffer is read at each step
+        # Constructor arguments are constants. A buffer is read at each step.
+        self.register_buffer("cost", torch.tensor(0.1))
 
     def action(self, action):  # runs before the step; the agent's action is never modified
-        self.switched.copy_(((action != self.previous) & (self.previous >= 0)).unsqueeze(-1))
+        switched = (action != self.previous) & (self.previous >= 0)
+        self.switched.copy_(switched.unsqueeze(-1))
         self.previous.copy_(action)
         return action
 
@@ -101,20 +97,20 @@ class SwitchCost(
         return td
 
 
-class Novelty(
-    T.Transform
-):  # holds a module that trains outside: random network distillation, Burda et al. (2018)
+class Novelty(T.Transform):
+    """Holds a module that trains outside: random network distillation, Burda et al. (2018)."""
+
     def __init__(self, seed=0):
         super().__init__()
         self.seed = seed
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.target, self.predictor = nn.Linear(4, 16).requires_grad_(False), nn.Linear(4, 16)
+            self.target = nn.Linear(4, 16).requires_grad_(False)
+            self.predictor = nn.Linear(4, 16)
 
     def error(self, observation):
-        return (
-            (self.predictor(observation) - self.target(observation)).square().mean(-1, keepdim=True)
-        )
+        difference = self.predictor(observation) - self.target(observation)
+        return difference.square().mean(-1, keepdim=True)
 
     def step(self, td):  # no gradient is recorded in a step; parameters are in the state_dict
         return td.set("reward", td["reward"] + self.error(td["observation"]))
@@ -131,42 +127,34 @@ def train(novelty, observation, steps=50):
 
 
 def main():
-    stack = [
-        StreakReward,
-        LogReward,
-        HideSpeeds,
-        ContinuousAction,
-    ]  # innermost first: StreakReward reads theta at index 2
-    for transform in [
-        *stack,
-        Progress,
-        SwitchCost,
-        Novelty,
-    ]:  # an error names the broken promise: masks, aliasing, ...
-        check_transform(transform, functools.partial(tw.make, "CartPole-v1"))
-    env = tw.TransformedEnv(
-        tw.make("CartPole-v1", num_envs=64), *(transform() for transform in stack)
-    )
-    data, _ = tw.rollout(
-        env, lambda td: td["observation"][:, 1:].sign(), num_steps=60, td=env.reset(seed=0)
-    )
-    print(
-        f"{env}\n1 + streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}"
-    )
+    make = functools.partial(tw.make, "CartPole-v1")
+    # Innermost first: StreakReward reads theta at index 2.
+    stack = [StreakReward, LogReward, HideSpeeds, ContinuousAction]
+    for transform in [*stack, Progress, SwitchCost, Novelty]:
+        check_transform(transform, make)  # an error names the broken promise: masks, aliasing, ...
+    env = tw.TransformedEnv(make(num_envs=64), *[transform() for transform in stack])
 
-    # What trains or changes outside is followed by a compiled step; and the critic sees what is hidden from the actor.
-    groups = T.ObservationGroups({"actor": [HideSpeeds(), T.NormalizeObservation()], "critic": []})
-    env = tw.compile(
-        tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), Novelty(), SwitchCost(), groups)
-    )
-    novelty, switch_cost, _ = env.transforms
+    def policy(td):
+        return td["observation"][:, 1:].sign()
+
+    data, _ = tw.rollout(env, policy, num_steps=60, td=env.reset(seed=0))
+    streaks = data["next", "reward"][0, :, 0].expm1().round().int()
+    print(f"{env}\n1 + streak, in one env: {streaks.tolist()}")
+
+    # A compiled step follows modules that train outside. The actor does not see the speeds.
+    actor = [HideSpeeds(), T.NormalizeObservation()]
+    groups = T.ObservationGroups({"actor": actor, "critic": []})
+    novelty = Novelty()
+    switch_cost = SwitchCost()
+    env = tw.TransformedEnv(make(num_envs=64), novelty, switch_cost, groups)
+    tw.compile(env)
     data, td = tw.rollout(env, None, num_steps=60, td=env.reset(seed=0))
-    before, after = data["next", "reward"].mean(), train(novelty, data["observation", "critic"])
+    before = data["next", "reward"].mean()
+    error = train(novelty, data["observation", "critic"])
     switch_cost.cost.fill_(0.05)  # a schedule
     data, _ = tw.rollout(env, None, num_steps=60, td=td)
-    print(
-        f"mean reward {before:.2f}; after training, with a novelty of {after:.2f}: {data['next', 'reward'].mean():.2f}"
-    )
+    after = data["next", "reward"].mean()
+    print(f"mean reward {before:.2f}; after training, with a novelty of {error:.2f}: {after:.2f}")
 
 
 if __name__ == "__main__":

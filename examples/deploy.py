@@ -1,10 +1,11 @@
-"""Trains on CartPole-v1 without velocities, exports the policy with its transforms, and plays it where only PyTorch is.
+"""Exports a policy with its transforms, and plays it in a process that imports only PyTorch.
 
-python examples/deploy.py                                   trains for some seconds, then plays five episodes in two ways
+python examples/deploy.py           trains for some seconds, then plays five episodes in two ways
 
-The velocities come from two stacked frames, and observations are normalized: both are in the exported file, with the frames as
-inputs and outputs. A second process loads the file. It imports neither torchwrap nor Gymnasium, gets raw observations as lines
-of JSON, and answers with actions.
+The policy plays CartPole-v1 without velocities. These come from two stacked frames, and
+observations are normalized: both are in the exported file, with the frames as inputs and outputs. A
+second process loads the file. It imports neither torchwrap nor Gymnasium, gets raw observations as
+lines of JSON, and answers with actions.
 """
 
 from __future__ import annotations
@@ -21,19 +22,16 @@ from torch import Tensor
 
 
 def serve(path: str) -> None:
-    """The second process: what runs on the robot."""
+    """The second process, as on a robot."""
     files = {"metadata.json": ""}
     policy = torch.export.load(path, extra_files=files).module()
-    entries = json.loads(files["metadata.json"])["state"].items()
-    state = {
-        name: torch.zeros(1, *entry["shape"], dtype=getattr(torch, entry["dtype"]))
-        for name, entry in entries
-    }
+    state = {}
+    for name, entry in json.loads(files["metadata.json"])["state"].items():
+        dtype = getattr(torch, entry["dtype"])
+        state[name] = torch.zeros(1, *entry["shape"], dtype=dtype)
     for line in sys.stdin:
         message = json.loads(line)
-        state["is_first"] = torch.tensor(
-            [[message["is_first"]]]
-        )  # the other entries start over with it
+        state["is_first"] = torch.tensor([[message["is_first"]]])  # resets the other entries
         action, state = policy(torch.tensor([message["observation"]]), state)
         print(json.dumps(action.tolist()[0]), flush=True)
     imported = {"torchwrap", "tensordict", "gymnasium"} & set(sys.modules)
@@ -65,14 +63,16 @@ def main(args: Args) -> tuple[list[float], list[float]]:
     from torchwrap import transforms as T
 
     def make(id: str, num_envs: int, **arguments: object) -> tw.Env:
-        hidden = T.TransformObservation(positions, Box(-10, 10, (2,)))
-        return tw.TransformedEnv(
-            tw.make(id, num_envs, **arguments), hidden, T.FrameStackObservation(2)
-        )
+        env = tw.make(id, num_envs, **arguments)
+        hide = T.TransformObservation(positions, Box(-10, 10, (2,)))
+        return tw.TransformedEnv(env, hide, T.FrameStackObservation(2))
 
     folder = args.out or Path(tempfile.mkdtemp())
     flags = ppo.Args(
-        seed=args.seed, total_timesteps=args.total_timesteps, normalize=True, out=folder
+        seed=args.seed,
+        total_timesteps=args.total_timesteps,
+        normalize=True,
+        out=folder,
     )
     ppo.main(flags, make)
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
@@ -84,42 +84,39 @@ def main(args: Args) -> tuple[list[float], list[float]]:
     def act(td):
         return agent.actor(td["observation"]).argmax(-1)
 
-    # The whole of deployment.
+    # Deployment
     module = tw.deploy(env, act)
-    program = torch.export.export(
-        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
-    )
+    shapes = module.dynamic_shapes()
+    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
     path = folder / "policy.pt2"
-    torch.export.save(program, path, extra_files={"metadata.json": json.dumps(module.metadata)})
-    print(json.dumps(module.metadata, indent=2))
+    metadata = json.dumps(module.metadata, indent=2)
+    torch.export.save(program, path, extra_files={"metadata.json": metadata})
+    print(metadata)
 
-    here = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)[
-        "episode_return"
-    ].tolist()
-    there, total, is_first = [], 0.0, True
-    bare = tw.make("CartPole-v1", 1)  # whose observations are raw
-    td = bare.reset(seed=args.seed + 1000)
+    episodes = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)
+    here = episodes["episode_return"].tolist()
+    there = []
+    total = 0.0
+    is_first = True
+    raw_env = tw.make("CartPole-v1", 1)
+    td = raw_env.reset(seed=args.seed + 1000)
     command = [sys.executable, __file__, "--serve", str(path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **pipes) as process:
         while len(there) < args.num_episodes:
-            print(
-                json.dumps({"observation": td["observation"][0].tolist(), "is_first": is_first}),
-                file=process.stdin,
-                flush=True,
-            )
-            transition, td = bare.step(torch.tensor([json.loads(process.stdout.readline())]))
-            total, is_first = (
-                total + transition["next", "reward"].item(),
-                transition["next", "done"].item(),
-            )
+            message = {"observation": td["observation"][0].tolist(), "is_first": is_first}
+            print(json.dumps(message), file=process.stdin, flush=True)
+            action = json.loads(process.stdout.readline())
+            transition, td = raw_env.step(torch.tensor([action]))
+            total += transition["next", "reward"].item()
+            is_first = transition["next", "done"].item()
             if is_first:
                 there.append(total)
                 total = 0.0
         process.stdin.close()
         assert process.wait() == 0
-    print(f"returns of tw.evaluate:         {here}\nreturns of the second process:  {there}")
+    print(f"returns of tw.evaluate:         {here}")
+    print(f"returns of the second process:  {there}")
     return here, there
 
 

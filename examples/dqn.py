@@ -1,13 +1,14 @@
 """DQN, after CleanRL's dqn.py: discrete actions, torchwrap's own envs and Gymnasium's.
 
-python examples/dqn.py                                      solves CartPole-v1
-python examples/dqn.py --env-id Acrobot-v1 --n-step 1       another env, one-step targets
-python examples/dqn.py --compile                            the collection and the whole update as graphs
-python examples/dqn.py --torchrl-buffer                     with TorchRL's replay buffer instead of replay.py's
+python examples/dqn.py                                  solves CartPole-v1
+python examples/dqn.py --env-id Acrobot-v1 --n-step 1   another env, one-step targets
+python examples/dqn.py --compile                        with graphs of collection and gradients
+python examples/dqn.py --torchrl-buffer                 with TorchRL's replay buffer
 
 Writes metrics.json, with the learning curve, and checkpoint.pt into --out.
 
-The algorithm is that of Mnih et al. (2015), with n-step returns, and targets that bootstrap after a truncation.
+The algorithm is Mnih et al. (2015), with n-step returns, and targets that bootstrap after a
+truncation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,9 @@ from typing import Any
 import torch
 import tyro
 from gymnasium.spaces import Discrete
-from ppo import adam_tensors
 from replay import ReplayBuffer, TorchRLReplayBuffer
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
-from torch.optim.adam import adam
 from tqdm import tqdm
 
 import torchwrap as tw
@@ -36,7 +35,7 @@ from torchwrap import transforms as T
 
 @dataclass
 class Args:
-    """Flags are CleanRL's where it has the same. Frequencies count env steps, those of all envs together."""
+    """Flags have CleanRL's names. Frequencies count the steps of all envs together."""
 
     env_id: str = "CartPole-v1"
     """the id of the environment"""
@@ -45,7 +44,7 @@ class Args:
     device: str = "cpu"
     """device of the environments, of the replay buffer and of the agent"""
     compile: bool = False
-    """compile the collection (the transforms if Gymnasium steps the env) and the whole update"""
+    """compile the collection (the transforms if Gymnasium steps the env) and the gradients"""
     num_threads: int = 1
     """PyTorch's threads on the CPU"""
     torchrl_buffer: bool = False
@@ -90,9 +89,8 @@ class Args:
 def make_env(args: Args, num_envs: int) -> tw.Env:
     env = tw.make(args.env_id, num_envs, device=args.device)
     if not isinstance(env.single_action_space, Discrete):
-        raise ValueError(
-            f"dqn.py needs an env with Discrete actions, but got {env.single_action_space}: sac.py takes a Box."
-        )
+        fault = f"env must have Discrete actions, got {env.single_action_space}"
+        raise ValueError(f"dqn.py: {fault}. Use sac.py for a Box.")
     return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FlattenObservation())
 
 
@@ -102,16 +100,16 @@ class QNetwork(nn.Module):
     def __init__(self, env: tw.Env) -> None:
         super().__init__()
         self.num_actions = int(env.single_action_space.n)
+        inputs = env.single_observation_space.shape[0]
         self.network = nn.Sequential(
-            nn.Linear(env.single_observation_space.shape[0], 120),
+            nn.Linear(inputs, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
             nn.Linear(84, self.num_actions),
         )
-        self.register_buffer(
-            "epsilon", torch.ones(())
-        )  # a buffer, because a graph would keep the value of a number
+        # A buffer, because a number would be a constant of a graph.
+        self.register_buffer("epsilon", torch.ones(()))
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.network(observation.float())
@@ -121,46 +119,57 @@ class QNetwork(nn.Module):
 
     def act(self, td: TensorDict) -> Tensor:
         greedy = self.greedy(td)
+        random = torch.randint_like(greedy, self.num_actions)
         is_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon
-        return torch.where(is_random, torch.randint_like(greedy, self.num_actions), greedy)
+        return torch.where(is_random, random, greedy)
 
 
 def td_loss(q_network: QNetwork, target_network: QNetwork, batch: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
-        # `discount` is 0 where the episode terminated. Where it was truncated, the next observation is its final one.
-        target = batch["reward"] + batch["discount"] * target_network(
-            batch["next_observation"]
-        ).amax(-1)
-    value = q_network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        next_value = target_network(batch["next_observation"]).amax(-1)
+        # `discount` is 0 where the episode terminated. Where it was truncated, the next
+        # observation is its final one.
+        target = batch["reward"] + batch["discount"] * next_value
+    action = batch["action"].unsqueeze(-1)
+    value = q_network(batch["observation"]).gather(-1, action).squeeze(-1)
     return nn.functional.mse_loss(value, target)
 
 
-def adam_step(tensors: dict[str, Any], grads: Sequence[Tensor], compiled: bool) -> None:
-    """One step of Adam. No optimizer object and no backward(), so that one graph can hold a whole update."""
-    implementation = dict(foreach=True, capturable=True) if compiled else dict(fused=True)
-    settings = dict(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0, amsgrad=False, maximize=False)
-    state = [
-        tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")
-    ]
-    with torch.no_grad():
-        adam(tensors["params"], list(grads), *state, lr=tensors["lr"], **settings, **implementation)
+Function = Callable[..., None]
 
 
-def update(
+def compute_gradients(
     q_network: QNetwork,
     target_network: QNetwork,
-    tensors: dict[str, Any],
     batch: dict[str, Tensor],
-    syncs: bool,
-    args: Args,
 ) -> None:
-    """One gradient step, and one of the target network if `syncs`."""
-    loss = td_loss(q_network, target_network, batch)
-    adam_step(tensors, torch.autograd.grad(loss, tensors["params"]), args.compile)
-    if syncs:
-        with torch.no_grad():
-            for target, parameter in zip(target_network.parameters(), tensors["params"]):
-                target.lerp_(parameter, args.tau)
+    q_network.zero_grad()
+    td_loss(q_network, target_network, batch).backward()
+
+
+def make_buffer(args: Any) -> ReplayBuffer | TorchRLReplayBuffer:
+    kind = TorchRLReplayBuffer if args.torchrl_buffer else ReplayBuffer
+    return kind(args.buffer_size, args.gamma, args.n_step, args.device)
+
+
+def make_collector(env: tw.Env, policy: Callable[..., Tensor], args: Any) -> tw.Collector:
+    # The successor is always the true one, so nothing has to be done where an episode ended.
+    successor = ("observation", "reward", "terminated", "done")
+    keys = ["observation", "action", *(("next", name) for name in successor)]
+    return tw.Collector(env, policy, args.num_steps, keys=keys)
+
+
+def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
+    """Compiles the collection, and returns compiled functions of the update."""
+    is_native = isinstance(collect.env.unwrapped, tw.FunctionalEnv)
+    tw.compile(collect if is_native else collect.env)
+    torch._dynamo.config.trace_autograd_ops = True  # backward() becomes part of a graph
+    return [torch.compile(each, fullgraph=True, dynamic=False) for each in functions]
+
+
+def update_target(target: nn.Module, network: nn.Module, tau: float) -> None:
+    with torch.no_grad():
+        torch._foreach_lerp_([*target.parameters()], [*network.parameters()], tau)
 
 
 def write_metrics(
@@ -181,10 +190,9 @@ def write_metrics(
         "final_mean_return": round(curve[-1][1], 2) if curve else None,
         "eval_mean_return": round(returns.mean().item(), 2),
     }
-    short = [
-        (step, round(value, 2), round(at, 1))
-        for step, value, at in curve[:: max(1, len(curve) // 50)]
-    ]
+    short = []
+    for step, value, at in curve[:: max(1, len(curve) // 50)]:
+        short.append((step, round(value, 2), round(at, 1)))
     (out / "metrics.json").write_text(json.dumps({**metrics, "curve": short}) + "\n")
     print(json.dumps(metrics, indent=2))
     return metrics
@@ -201,61 +209,56 @@ def main(args: Args) -> dict[str, object]:
     env = make_env(args, args.num_envs)
     q_network = QNetwork(env).to(args.device)
     target_network = copy.deepcopy(q_network)
-    # The learning rate is a tensor because a graph would keep the value of a number.
-    lr = torch.tensor(args.learning_rate, device=args.device)
-    tensors = adam_tensors(optim.Adam(q_network.parameters(), lr))
-    buffer_class = TorchRLReplayBuffer if args.torchrl_buffer else ReplayBuffer
-    buffer = buffer_class(args.buffer_size, args.gamma, args.n_step, args.device)
-
-    # ("next", "observation") is the true successor in every step, so nothing has to be done where an episode ended.
-    keys = [
-        "observation",
-        "action",
-        *(("next", name) for name in ("observation", "reward", "terminated", "done")),
-    ]
-    collect, step = tw.Collector(env, q_network.act, args.num_steps, keys=keys), update
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, fused=True)
+    buffer = make_buffer(args)
+    collect = make_collector(env, q_network.act, args)
+    gradients = compute_gradients
     if args.compile:
-        tw.compile(collect if isinstance(env.unwrapped, tw.FunctionalEnv) else env)
-        torch._dynamo.config.trace_autograd_ops = True  # else autograd.grad would end a graph
-        step = torch.compile(update, fullgraph=True, dynamic=False)
+        (gradients,) = compiled(collect, compute_gradients)
 
     td = env.reset(seed=args.seed)
-    curve, updates, global_step = [], 0, 0
+    curve = []
+    updates = 0
+    global_step = 0
+    exploration_steps = args.exploration_fraction * args.total_timesteps
     progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True)
     while global_step < args.total_timesteps:
-        done = max(0, global_step - args.learning_starts) / (
-            args.exploration_fraction * args.total_timesteps
-        )
-        q_network.epsilon.fill_(max(args.end_e, args.start_e + (args.end_e - args.start_e) * done))
+        explored = max(0, global_step - args.learning_starts) / exploration_steps
+        epsilon = args.start_e + (args.end_e - args.start_e) * explored
+        q_network.epsilon.fill_(max(args.end_e, epsilon))
         if args.anneal_lr:
-            lr.fill_(args.learning_rate * (1 - global_step / args.total_timesteps))
+            remaining = 1 - global_step / args.total_timesteps
+            optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         buffer.extend(data)
         global_step += data.numel()
         progress.update(data.numel())
 
         due = (global_step - args.learning_starts) // args.train_frequency - updates
-        samples = buffer.sample(due * args.batch_size).split(args.batch_size) if due > 0 else ()
+        samples = []
+        if due > 0:
+            samples = buffer.sample(due * args.batch_size).split(args.batch_size)
         for batch in samples:
+            gradients(q_network, target_network, batch.to_dict())
+            optimizer.step()
             updates += 1
-            syncs = (
-                updates * args.train_frequency % args.target_network_frequency
-                < args.train_frequency
-            )
-            step(q_network, target_network, tensors, batch.to_dict(), syncs, args)
+            env_steps = updates * args.train_frequency
+            if env_steps % args.target_network_frequency < args.train_frequency:
+                update_target(target_network, q_network, args.tau)
 
         returns = env.transforms[0].return_queue
         if len(returns) > 0:
-            curve.append((global_step, returns.mean().item(), time.perf_counter() - start_time))
-            progress.set_postfix({"return": f"{curve[-1][1]:.1f}"}, refresh=False)
+            mean = returns.mean().item()
+            curve.append((global_step, mean, time.perf_counter() - start_time))
+            progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
     progress.close()
     seconds = time.perf_counter() - start_time
     torch.save({"q_network": q_network.state_dict()}, out / "checkpoint.pt")
 
-    eval_returns = tw.evaluate(
-        make_env(args, 20), q_network.greedy, 20, seed=args.seed + 1_000_000
-    )["episode_return"]
-    return write_metrics(out, args, global_step, updates, seconds, curve, eval_returns)
+    test_env = make_env(args, 20)
+    episodes = tw.evaluate(test_env, q_network.greedy, 20, seed=args.seed + 1_000_000)
+    returns = episodes["episode_return"]
+    return write_metrics(out, args, global_step, updates, seconds, curve, returns)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The moving picture of the README: 64 envs of Pendulum-v1 while PPO learns, recorded by RecordVideo, as an animated GIF.
+"""The moving picture of the README: 64 pendulums while PPO learns, recorded by RecordVideo.
 
-python examples/learning_video.py        writes examples/media/learning.gif; takes some minutes, most of them rendering
+python examples/learning_video.py       writes examples/media/learning.gif, in some minutes
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from PIL import Image, ImageDraw
 import torchwrap as tw
 from torchwrap import wrappers as W
 
-NUM_ENVS, FRAMES = 64, 48
-STARTS = (
-    0,
-    800,
-    6_000,
-)  # the steps of each env at which a video starts; all episodes start at multiples of 200
-SIZE, CAPTION = 576, 20  # pixels; a tile is an eighth of the width
+NUM_ENVS = 64
+FRAMES = 48
+STARTS = (0, 800, 6_000)  # steps where a video starts; episodes start at multiples of 200
+SIZE = 576  # pixels; a tile is an eighth of the width
+CAPTION = 20
 TARGET = Path(__file__).parent / "media" / "learning.gif"
 
 
@@ -38,25 +36,25 @@ def record(folder: Path) -> None:
             envs=range(NUM_ENVS),
         )
 
-    ppo.main(ppo.Args(env_id="Pendulum-v1", num_envs=NUM_ENVS, num_steps=64, out=folder), make)
+    args = ppo.Args(env_id="Pendulum-v1", num_envs=NUM_ENVS, num_steps=64, out=folder)
+    ppo.main(args, make)
 
 
 def convert(folder: Path) -> None:
     pictures = []
     for start in STARTS:
         for frame in imageio.v2.get_reader(folder / f"rl-video-step-{start}.mp4"):
+            tiles = Image.fromarray(frame).resize((SIZE, SIZE), Image.Resampling.BOX)
             picture = Image.new("RGB", (SIZE, SIZE + CAPTION), "white")
-            picture.paste(
-                Image.fromarray(frame).resize((SIZE, SIZE), Image.Resampling.BOX), (0, CAPTION)
-            )
+            picture.paste(tiles, (0, CAPTION))
             caption = f"PPO on Pendulum-v1, {NUM_ENVS} envs, after {start * NUM_ENVS:,} env steps"
             ImageDraw.Draw(picture).text((6, 4), caption, fill="black", font_size=13)
             pictures.append(picture.quantize(8, dither=Image.Dither.NONE))
     TARGET.parent.mkdir(exist_ok=True)
     durations = [50] * (len(pictures) - 1) + [1_500]  # ms; the last frame stays
-    pictures[0].save(
-        TARGET, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
-    )
+    first, *others = pictures
+    options = dict(save_all=True, duration=durations, loop=0, optimize=True)
+    first.save(TARGET, append_images=others, **options)
 
 
 if __name__ == "__main__":

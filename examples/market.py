@@ -1,10 +1,11 @@
-"""An env of your own with a Dict observation and MultiDiscrete actions: a market stall, trained with PPO.
+"""An env of your own with a Dict observation and MultiDiscrete actions: a market stall.
 
-python examples/market.py                                                          checks, trains and evaluates
-python examples/ppo.py --env-id market:Market-v0 --metrics sold sum missed sum     trains by the id
+python examples/market.py                       checks the env, trains with PPO, and evaluates
+python examples/ppo.py --env-id market:Market-v0 --metrics sold sum missed sum
 
-Each morning the stall orders up to 9 units of three goods and sets one of three prices. The units arrive before the
-customers do. How much each good is in demand differs by episode, so the agent has to find out.
+Each morning the stall orders up to 9 units of three goods and sets one of three prices. The units
+arrive before the customers do. The demand for each good differs by episode, so the agent has to
+find out.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ from torchwrap.testing import check_env
 
 
 class Market(FuncEnv):
-    """The reward is the profit of a day, in tens. The episode ends if the money is spent, or after eight weeks."""
+    """The reward is the profit of a day, in tens. The episode ends if the money is spent.
 
-    goods, shelf, visitors = 3, 20, 20  # kinds, units of each that fit, customers at a weekend
-    cost, storage = 1.0, 0.5  # of a unit when ordered, and per night
+    Its time limit is eight weeks.
+    """
+
+    goods = 3
+    shelf = 20  # units of a good that fit
+    visitors = 20  # customers on a day of the weekend
+    cost = 1.0  # of a unit
+    storage = 0.5  # of a unit, per night
     action_space = MultiDiscrete([10] * goods + [3])  # units of each good, and the price
     observation_space = Dict(
         stock=Box(0, 1, (goods,)),
@@ -45,25 +52,26 @@ class Market(FuncEnv):
 
     def transition(self, state, action, rng, params=None):
         stock = (state["stock"] + action[:-1]).clamp(max=self.shelf)
-        ordered, price = stock - state["stock"], action[-1]  # what does not fit is not bought
+        ordered = stock - state["stock"]  # units that do not fit are not bought
+        price = action[-1]
         # Half of the customers come on weekends only, and a higher price keeps customers away.
-        comes = torch.where(state["day"] % 7 >= 5, self.visitors, self.visitors // 2)
-        wants = random.uniform(rng, shape=(self.goods, self.visitors)) < state["appeal"].unsqueeze(
-            -1
-        ) * (1 - 0.3 * price)
-        demand = (wants & (torch.arange(self.visitors, device=wants.device) < comes)).sum(-1)
+        visitors = torch.where(state["day"] % 7 >= 5, self.visitors, self.visitors // 2)
+        comes = torch.arange(self.visitors, device=visitors.device) < visitors
+        draws = random.uniform(rng, shape=(self.goods, self.visitors))
+        wants = draws < state["appeal"].unsqueeze(-1) * (1 - 0.3 * price)
+        demand = (wants & comes).sum(-1)
         sold = torch.minimum(demand, stock)
         left = stock - sold
-        profit = (
-            (1.5 + 0.5 * price) * sold.sum() - self.cost * ordered.sum() - self.storage * left.sum()
-        )
-        next_state = {
+        revenue = (1.5 + 0.5 * price) * sold.sum()
+        expenses = self.cost * ordered.sum() + self.storage * left.sum()
+        return {
             "stock": left,
             "sold": sold,
             "missed": demand - sold,
             "appeal": state["appeal"],
+            "money": state["money"] + revenue - expenses,
+            "day": state["day"] + 1,
         }
-        return {**next_state, "money": state["money"] + profit, "day": state["day"] + 1}
 
     def observation(self, state, rng, params=None):
         return {
@@ -123,13 +131,8 @@ def main(args: Args) -> dict[str, dict[str, float]]:
     for name, policy in {"random": None, "trained": agent.act}.items():
         episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)
         results[name] = {key: value.float().mean().item() for key, value in episodes.items()}
-        print(
-            name,
-            *[
-                f"{key.removeprefix('episode_')} {value:.1f}"
-                for key, value in results[name].items()
-            ],
-        )
+        means = [f"{key[8:]} {value:.1f}" for key, value in results[name].items()]
+        print(name, *means)  # without "episode_"
     return results
 
 

@@ -1,11 +1,12 @@
-"""PPO on Atari games from raw frames, after CleanRL's ppo_atari.py: the same starts, frames and rewards, bit for bit.
+"""PPO on Atari games from raw frames, after CleanRL's ppo_atari.py.
 
-python examples/ppo_atari.py                                Pong: one million steps on a CPU
+python examples/ppo_atari.py                            Pong: one million steps on a CPU
 python examples/ppo_atari.py --device cuda --network nature --total-timesteps 10000000
 python examples/ppo_atari.py --env-id ALE/Breakout-v5
 
-Writes metrics.json, learning_curve.png, checkpoint.pt and videos of a game into --out. Frames are resized, turned gray and
-stacked on --device, so that only raw ones are copied there. Returns are those of whole games, though episodes end with a life.
+Writes metrics.json, learning_curve.png, checkpoint.pt and videos of a game into --out. Starts,
+frames and rewards equal CleanRL's bit for bit. Raw frames are copied to --device, and resized,
+turned gray and stacked there. Returns are summed over whole games, though episodes end with a life.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev
 from typing import Literal
 
 import torch
 import tyro
 from atari_game import make_atari
-from ppo import gae, layer_init, plot
+from ppo import gae
+from ppo_output import plot
+from ppo_presets import layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -33,7 +36,7 @@ from torchwrap.wrappers import RecordVideo
 
 @dataclass
 class Args:
-    """Flags are CleanRL's where it has the same."""
+    """Flags have CleanRL's names."""
 
     env_id: str = "ALE/Pong-v5"
     """the id of the game"""
@@ -48,9 +51,9 @@ class Args:
     num_threads: int = 1
     """PyTorch's threads on the CPU"""
     network: Literal["small", "nature"] = "small"
-    """nature is CleanRL's, of Mnih et al. (2015); small is that of Mnih et al. (2013), with a third of the work"""
+    """nature is CleanRL's (Mnih et al., 2015); small has a third of the work (Mnih et al., 2013)"""
     bfloat16: bool | None = None
-    """compute the network in bfloat16, where its parameters stay in float32; None does so if the processor can"""
+    """autocast the network to bfloat16; None does so if the processor has instructions for it"""
     out: Path | None = None
     """folder of the results; None is runs/ppo-atari-<game>"""
     target_return: float | None = None
@@ -84,23 +87,16 @@ class Args:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Whether a processor has instructions for bfloat16. Other CPUs emulate them, and are slower than in float32."""
+    """Whether a processor has instructions for bfloat16. To emulate them is slower than float32."""
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    flags = Path(
-        "/proc/cpuinfo"
-    )  # avx512_bf16 and amx_bf16, or bf16 on Arm; without the file, in float32
+    flags = Path("/proc/cpuinfo")  # avx512_bf16 and amx_bf16, or bf16 on Arm
     return flags.exists() and "bf16" in flags.read_text()
 
 
 def make_env(args: Args, num_envs: int, videos: Path | None = None) -> tw.Env:
-    env = make_atari(
-        args.env_id,
-        num_envs,
-        args.preset,
-        device=args.device,
-        render_mode="rgb_array" if videos else None,
-    )
+    mode = "rgb_array" if videos else None
+    env = make_atari(args.env_id, num_envs, args.preset, device=args.device, render_mode=mode)
     if videos is not None:
         env = RecordVideo(env, str(videos), episode_trigger=lambda episode: True)
     return tw.TransformedEnv(env, T.atari(args.preset))
@@ -110,18 +106,18 @@ class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
         if args.network == "nature":
-            convolutions, pixels, features = (
-                [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)],
-                64 * 7 * 7,
-                512,
-            )
+            convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+            pixels = 64 * 7 * 7
+            features = 512
         else:
-            convolutions, pixels, features = [(4, 16, 8, 4), (16, 32, 4, 2)], 32 * 9 * 9, 256
-        layers = [
-            layer for sizes in convolutions for layer in (layer_init(nn.Conv2d(*sizes)), nn.ReLU())
-        ]
-        layers = [*layers, nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()]
-        self.network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+            convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]
+            pixels = 32 * 9 * 9
+            features = 256
+        network = nn.Sequential()
+        for sizes in convolutions:
+            network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
+        network.extend([nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()])
+        self.network = network.to(memory_format=torch.channels_last)
         self.actor = layer_init(nn.Linear(features, int(env.single_action_space.n)), std=0.01)
         self.critic = layer_init(nn.Linear(features, 1), std=1.0)
         self.bfloat16 = bool(args.bfloat16)
@@ -129,40 +125,45 @@ class Agent(nn.Module):
     def forward(self, observation: Tensor) -> tuple[Categorical, Tensor]:
         """The distribution of actions, and the value, of frames `(n, 4, 84, 84)` uint8."""
         with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bfloat16):
-            features = self.network(observation.to(memory_format=torch.channels_last) / 255)
-            logits, value = self.actor(features).float(), self.critic(features).float()
+            frames = observation.to(memory_format=torch.channels_last)
+            features = self.network(frames / 255)
+            logits = self.actor(features).float()
+            value = self.critic(features).float()
         return Categorical(logits=logits, validate_args=False), value.squeeze(-1)
 
     @torch.no_grad()
     def act(self, td: TensorDict) -> TensorDict:
         distribution, value = self(td["observation"])
-        action = distribution.sample()
-        return td.update(
-            {"action": action, "logprob": distribution.log_prob(action), "value": value}
-        )
+        td["action"] = distribution.sample()
+        td["logprob"] = distribution.log_prob(td["action"])
+        td["value"] = value
+        return td
 
 
 @torch.no_grad()
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
     """Flatten a rollout `(num_envs, num_steps)`, with advantages and returns."""
-    reward, terminated, done = (
-        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
-    )
-    following = torch.cat([data["value"][:, 1:], agent(td["observation"])[1].unsqueeze(1)], 1)
-    truncated = done & ~terminated  # there, the next value is that of another episode
-    if truncated.any():
-        following[truncated] = agent(data["next", "observation"][truncated])[1]
-    delta = reward + args.gamma * following * ~terminated - data["value"]
-    advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
+    successor = data["next"]
+    terminated = successor["terminated"].squeeze(-1)
+    done = successor["done"].squeeze(-1)
+    _, last_value = agent(td["observation"])
+    next_value = torch.cat([data["value"][:, 1:], last_value.unsqueeze(1)], 1)
+    truncated = done & ~terminated
+    if truncated.any():  # take the final observation's value, not that of the next episode
+        _, next_value[truncated] = agent(successor["observation"][truncated])
+    target = successor["reward"].squeeze(-1) + args.gamma * next_value * ~terminated
+    advantages = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "action", "logprob")}
-    batch |= dict(advantage=advantages, ret=advantages + data["value"])
+    batch["advantage"] = advantages
+    batch["ret"] = advantages + data["value"]
     return {name: value.flatten(0, 1) for name, value in batch.items()}
 
 
 def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     distribution, value = agent(mb["observation"])
     ratio = (distribution.log_prob(mb["action"]) - mb["logprob"]).exp()
-    advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
+    advantage = mb["advantage"] - mb["advantage"].mean()
+    advantage = advantage / (mb["advantage"].std() + 1e-8)
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss = -torch.min(advantage * ratio, advantage * clipped).mean()
     v_loss = 0.5 * (value - mb["ret"]).square().mean()
@@ -176,9 +177,8 @@ def main(args: Args) -> dict[str, object]:
         torch.set_num_threads(args.num_threads)
     if args.bfloat16 is None:
         args = replace(args, bfloat16=has_bfloat16(args.device))
-    print(
-        f"{args.network} network in {'bfloat16' if args.bfloat16 else 'float32'} on {args.device}"
-    )
+    dtype = "bfloat16" if args.bfloat16 else "float32"
+    print(f"{args.network} network in {dtype} on {args.device}")
     out = args.out or Path("runs") / f"ppo-atari-{args.env_id.rpartition('/')[2]}"
     out.mkdir(parents=True, exist_ok=True)
 
@@ -194,16 +194,20 @@ def main(args: Args) -> dict[str, object]:
 
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
-    curve, returns = [], []
+    curve = []
+    returns = []
     progress = tqdm(total=num_iterations * batch_size, unit=" steps", unit_scale=True)
     for iteration in range(num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+            remaining = 1 - iteration / num_iterations
+            optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         batch = make_batch(agent, data, td, args)
         for _ in range(args.update_epochs):
-            for rows in torch.randperm(batch_size, device=args.device).chunk(args.num_minibatches):
-                loss = ppo_loss(agent, {name: value[rows] for name, value in batch.items()}, args)
+            order = torch.randperm(batch_size, device=args.device)
+            for rows in order.chunk(args.num_minibatches):
+                minibatch = {name: value[rows] for name, value in batch.items()}
+                loss = ppo_loss(agent, minibatch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -211,32 +215,32 @@ def main(args: Args) -> dict[str, object]:
 
         progress.update(batch_size)
         info = data["next", "info"]
-        returns = [*returns, *info["game_return"][info["game_over"].bool()].tolist()][-20:]
-        if returns:
-            mean = sum(returns) / len(returns)
-            curve.append(
-                ((iteration + 1) * batch_size, mean, time.perf_counter() - start, pstdev(returns))
-            )
+        returns += info["game_return"][info["game_over"].bool()].tolist()
+        latest = returns[-20:]
+        if latest:
+            mean = fmean(latest)
+            env_steps = (iteration + 1) * batch_size
+            seconds = time.perf_counter() - start
+            curve.append((env_steps, mean, seconds, pstdev(latest)))
             progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
         if iteration % 50 == 49 or iteration + 1 == num_iterations:
-            torch.save(
-                {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()},
-                out / "checkpoint.pt",
-            )
+            checkpoint = {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(checkpoint, out / "checkpoint.pt")
     progress.close()
     seconds = time.perf_counter() - start
     env.close()
 
     # One whole game, which is several episodes where these end with a life.
     env = make_env(args, 1, out / "videos")
-    td, over = env.reset(seed=args.seed + 1_000_000), False
-    while not over:
+    td = env.reset(seed=args.seed + 1_000_000)
+    is_over = False
+    while not is_over:
         transition, td = env.step(agent.act(td))
-        over = bool(transition["next", "info", "game_over"])
+        is_over = bool(transition["next", "info", "game_over"])
     evaluation = transition["next", "info", "game_return"].item()
     env.close()
 
-    metrics = {
+    figures = {
         "env": args.env_id,
         "preset": args.preset,
         "network": args.network,
@@ -246,12 +250,12 @@ def main(args: Args) -> dict[str, object]:
         "wall_seconds": seconds,
         "final_mean_return": curve[-1][1] if curve else None,
         "evaluation_return": evaluation,
-        "curve": curve[:: max(1, len(curve) // 200)],
     }
+    metrics = {**figures, "curve": curve[:: max(1, len(curve) // 200)]}
     (out / "metrics.json").write_text(json.dumps(metrics) + "\n")
     if curve:
         plot(out / "learning_curve.png", args, curve, window=20)
-    print(json.dumps({name: value for name, value in metrics.items() if name != "curve"}, indent=2))
+    print(json.dumps(figures, indent=2))
     return metrics
 
 

@@ -1,11 +1,12 @@
-"""PPO with a recurrent policy, on CartPole-v1 whose velocities are hidden: only a memory can balance the pole.
+"""PPO with a recurrent policy, on CartPole-v1 with hidden velocities: it takes a memory to balance.
 
-python examples/ppo_recurrent.py                            reaches 500 in half a minute
-python examples/ppo_recurrent.py --compile                  compiles the rollout, resets of the state included
+python examples/ppo_recurrent.py                reaches 500 in half a minute
+python examples/ppo_recurrent.py --compile      compiles the rollout, resets of the state included
 
-`PolicyState` declares what the policy remembers. The env carries it from step to step, and starts it over with each episode.
-The update runs through time from the stored state at the start of each chunk: truncated backpropagation through time. A chunk
-is a quarter of the longest episode, because after some time all envs are at the same point of theirs.
+`PolicyState` declares the hidden state of the policy. The env carries it from step to step, and
+starts it at zero in each episode. The update starts from the stored state of each chunk: truncated
+backpropagation through time. A chunk is a quarter of the longest episode, because after some time
+all envs are at the same point of their episodes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 import torch
 import tyro
 from gymnasium.spaces import Box
-from ppo import gae, layer_init
+from ppo import gae
+from ppo_presets import layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -78,12 +80,13 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
 
     def remember(self, observation: Tensor, hidden: Tensor) -> Tensor:
-        """The state after seeing an observation. All dimensions but the last are batch dimensions."""
-        flat = self.cell(self.encoder(observation).flatten(0, -2), hidden.flatten(0, -2))
+        """The state after an observation. All dimensions but the last are batch dimensions."""
+        features = self.encoder(observation)
+        flat = self.cell(features.flatten(0, -2), hidden.flatten(0, -2))
         return flat.view(*observation.shape[:-1], -1)
 
     def remember_all(self, observation: Tensor, hidden: Tensor, is_init: Tensor) -> Tensor:
-        """The states of a chunk `(num_envs, num_steps, ...)`, from the state at its start, with gradients through time."""
+        """The states of a chunk `(num_envs, num_steps, ...)`, with gradients through time."""
         states = []
         for features, first in zip(self.encoder(observation).unbind(1), is_init.unbind(1)):
             hidden = self.cell(features, hidden.masked_fill(first, 0))
@@ -102,31 +105,31 @@ class Agent(nn.Module):
 
 @torch.no_grad()
 def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
-    reward, terminated, done = (
-        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
-    )
-    values = agent.critic(data["next", "hidden"]).squeeze(-1)
-    # The successor with the state that was carried into it: right at truncations too, where the next root is another episode.
-    successor = agent.critic(
-        agent.remember(data["next", "observation"], data["next", "hidden"])
-    ).squeeze(-1)
-    delta = reward + args.gamma * successor * ~terminated - values
-    advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
-    logprob = agent.get_distribution(data["next", "hidden"]).log_prob(data["action"])
+    successor = data["next"]
+    terminated = successor["terminated"].squeeze(-1)
+    done = successor["done"].squeeze(-1)
+    hidden = successor["hidden"]
+    values = agent.critic(hidden).squeeze(-1)
+    # The state after the successor is right at truncations too, where the next root is another
+    # episode's.
+    next_hidden = agent.remember(successor["observation"], hidden)
+    next_values = agent.critic(next_hidden).squeeze(-1)
+    target = successor["reward"].squeeze(-1) + args.gamma * next_values * ~terminated
+    advantages = gae(target - values, args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "action", "is_init")}
-    return {
-        **batch,
-        "hidden": data["hidden"][:, 0],
-        "logprob": logprob,
-        "advantage": advantages,
-        "ret": advantages + values,
-    }
+    batch["hidden"] = data["hidden"][:, 0]
+    batch["logprob"] = agent.get_distribution(hidden).log_prob(data["action"])
+    batch["advantage"] = advantages
+    batch["ret"] = advantages + values
+    return batch
 
 
-def loss_of(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
+def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     hidden = agent.remember_all(mb["observation"], mb["hidden"], mb["is_init"])
-    ratio = (agent.get_distribution(hidden).log_prob(mb["action"]) - mb["logprob"]).exp()
-    advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
+    logprob = agent.get_distribution(hidden).log_prob(mb["action"])
+    ratio = (logprob - mb["logprob"]).exp()
+    advantage = mb["advantage"] - mb["advantage"].mean()
+    advantage = advantage / (mb["advantage"].std() + 1e-8)
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     value_loss = (agent.critic(hidden).squeeze(-1) - mb["ret"]).square().mean()
     return 0.25 * value_loss - torch.min(advantage * ratio, advantage * clipped).mean()
@@ -135,38 +138,38 @@ def loss_of(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
 def main(args: Args) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    env, agent = make_env(args, args.num_envs), Agent(args)
+    env = make_env(args, args.num_envs)
+    agent = Agent(args)
     collect = tw.Collector(env, agent.act, args.num_steps)
     if args.compile:
         tw.compile(collect)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    iterations = args.total_timesteps // (args.num_envs * args.num_steps)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = args.total_timesteps // batch_size
     td = env.reset(seed=args.seed)
-    for iteration in range(iterations):
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
+    for iteration in range(num_iterations):
+        remaining = 1 - iteration / num_iterations
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         batch = make_batch(agent, data, args)
         for _ in range(args.update_epochs):
-            for rows in torch.randperm(args.num_envs).chunk(
-                args.num_minibatches
-            ):  # whole envs, to keep time in order
-                loss = loss_of(agent, {name: value[rows] for name, value in batch.items()}, args)
+            order = torch.randperm(args.num_envs)  # whole envs, to keep time in order
+            for rows in order.chunk(args.num_minibatches):
+                minibatch = {name: value[rows] for name, value in batch.items()}
+                loss = ppo_loss(agent, minibatch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
         if iteration % 25 == 24:
             mean = env.transforms[0].return_queue.mean()
-            print(
-                f"{(iteration + 1) * args.num_envs * args.num_steps:>8} env steps: mean return {mean:.0f}"
-            )
+            print(f"{(iteration + 1) * batch_size:>8} env steps: mean return {mean:.0f}")
     test_env = make_env(args, 20)
     test_env.load_state_dict(env.state_dict())
-    result = (
-        tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1000)["episode_return"].mean().item()
-    )
-    print(f"evaluation: mean return {result:.0f} of 20 episodes")
-    return result
+    episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1000)
+    mean = episodes["episode_return"].mean().item()
+    print(f"evaluation: mean return {mean:.0f} of 20 episodes")
+    return mean
 
 
 if __name__ == "__main__":

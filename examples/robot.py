@@ -1,13 +1,14 @@
-"""A randomized robot with noisy, late sensors: 4,096 arms swing up with rsl_rl's PPO, and the policy becomes an ONNX file.
+"""Randomized robots with noisy, late sensors: rsl_rl's PPO swings 4,096 arms up.
 
 pip install -e ".[examples,rsl-rl,onnx]"
-python examples/robot.py                                    trains, evaluates, and writes runs/robot/policy.onnx
-python examples/robot.py --num-envs 1024                    with fewer envs
-python examples/robot.py --device cuda --compile            on a GPU
+python examples/robot.py                            writes runs/robot/policy.onnx
+python examples/robot.py --num-envs 1024            with fewer envs
+python examples/robot.py --device cuda --compile    on a GPU
 
-A motor that is too weak to lift the arm has to swing it up. The actor sees the angle only: noisy, up to two steps late, in a
-stack of five. The critic sees the true state, and the mass, length, friction and motor gain that each episode draws. The file
-holds the stack, the normalization and the network. At the end it plays an arm, beside PyTorch.
+The motor is too weak to lift the arm, so it has to swing. The actor sees the angle only: noisy, up
+to two steps late, in a stack of five. The critic sees the true state, and the mass, length,
+friction and motor gain of the episode. The ONNX file holds the stack, the normalization and the
+network. At the end it plays an arm, beside PyTorch.
 """
 
 from __future__ import annotations
@@ -47,44 +48,42 @@ class Args:
 
 
 class Arm(FuncEnv):
-    """An arm with a motor at its joint. Angles count from the top; an episode starts anywhere and lasts 200 steps of 50 ms."""
+    """An arm with a motor at its joint. Angles count from the top; a step takes 50 ms."""
 
     observation_space = Dict(policy=Box(-1, 1, (2,)), critic=Box(-20, 20, (7,)))
     action_space = Box(-1, 1, (1,))
-    dt, gravity, max_torque = 0.05, 10.0, 2.0
+    dt = 0.05
+    gravity = 10.0
+    max_torque = 2.0
 
     def initial(self, rng, params=None):
-        low, high = (
-            torch.tensor(bounds, device=rng.env.device)
-            for bounds in ([0.8, 0.9, 0.0, 0.9], [1.2, 1.1, 0.1, 1.2])
-        )
+        # Mass, length, friction and motor gain, new in each episode
+        low = torch.tensor([0.8, 0.9, 0.0, 0.9], device=rng.env.device)
+        high = torch.tensor([1.2, 1.1, 0.1, 1.2], device=rng.env.device)
         return {
             "angle": random.uniform(rng, -torch.pi, torch.pi),
             "speed": random.uniform(rng.fold_in(1), -1, 1),
-            "robot": random.uniform(
-                rng.fold_in(2), low, high
-            ),  # mass, length, friction, motor gain: new in each episode
+            "robot": random.uniform(rng.fold_in(2), low, high),
         }
 
     def transition(self, state, action, rng, params=None):
         mass, length, friction, gain = state["robot"]
         torque = gain * self.max_torque * action[0] - friction * state["speed"]
-        acceleration = 1.5 * self.gravity / length * torch.sin(state["angle"]) + 3 * torque / (
-            mass * length**2
-        )
+        acceleration = 1.5 * self.gravity / length * torch.sin(state["angle"])
+        acceleration = acceleration + 3 * torque / (mass * length**2)
         speed = (state["speed"] + self.dt * acceleration).clamp(-8, 8)
-        return {"angle": state["angle"] + self.dt * speed, "speed": speed, "robot": state["robot"]}
+        angle = state["angle"] + self.dt * speed
+        return {"angle": angle, "speed": speed, "robot": state["robot"]}
 
     def observation(self, state, rng, params=None):
         sensor = torch.stack([torch.cos(state["angle"]), torch.sin(state["angle"])])
-        return {
-            "policy": sensor,
-            "critic": torch.cat([sensor, state["speed"].unsqueeze(0), state["robot"]]),
-        }
+        critic = torch.cat([sensor, state["speed"].unsqueeze(0), state["robot"]])
+        return {"policy": sensor, "critic": critic}
 
     def reward(self, state, action, next_state, rng, params=None):
         angle = torch.remainder(next_state["angle"] + torch.pi, 2 * torch.pi) - torch.pi
-        return -0.1 * (angle**2 + 0.1 * next_state["speed"] ** 2 + 0.01 * action[0] ** 2)
+        speed = next_state["speed"]
+        return -0.1 * (angle**2 + 0.1 * speed**2 + 0.01 * action[0] ** 2)
 
     def terminal(self, state, rng, params=None):
         return torch.zeros_like(state["angle"], dtype=torch.bool)
@@ -119,59 +118,63 @@ def train(env: tw.Env, args: Args) -> nn.Module:
         "activation": "elu",
         "obs_normalization": True,
     }
+    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
     train_cfg = {
         "num_steps_per_env": 24,
         "save_interval": 50,
         "obs_groups": {"actor": ["policy"], "critic": ["critic"]},
-        "actor": {
-            **network,
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
-        },
+        "actor": {**network, "distribution_cfg": distribution},
         "critic": network,
         "algorithm": {
-            **{"class_name": "torchwrap.interop.rsl_rl:PPO", "gamma": 0.97, "entropy_coef": 0.002},
-            **{"learning_rate": 1e-3, "schedule": "adaptive", "desired_kl": 0.01},
+            "class_name": "torchwrap.interop.rsl_rl:PPO",
+            "gamma": 0.97,
+            "entropy_coef": 0.002,
+            "learning_rate": 1e-3,
+            "schedule": "adaptive",
+            "desired_kl": 0.01,
         },
     }
-    runner = OnPolicyRunner(
-        to_rsl_rl(env, seed=args.seed), train_cfg, log_dir=str(args.out), device=args.device
-    )
+    rsl_env = to_rsl_rl(env, seed=args.seed)
+    runner = OnPolicyRunner(rsl_env, train_cfg, log_dir=str(args.out), device=args.device)
     runner.learn(args.iterations, init_at_random_ep_len=True)
-    return (
-        runner.get_inference_policy().as_jit()
-    )  # the normalization and the network, without the distribution
+    # The normalization and the network, without the distribution
+    return runner.get_inference_policy().as_jit()
 
 
 def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
-    """Writes the ONNX file. A robot has noise and delays of its own, so those of the simulation stay out."""
-    sensors = ["AddNoise", "DelayObservation", "DelayAction"]  # the robot has its own
+    """Writes the ONNX file without noise and delays, because a robot has its own."""
+    sensors = ["AddNoise", "DelayObservation", "DelayAction"]
     module = tw.deploy(env, policy, observations=["policy"], without=sensors)
-    program = torch.export.export(
-        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
-    )
-    torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names()).save(path)
-    path.with_suffix(".json").write_text(
-        json.dumps(module.metadata, indent=2)
-    )  # shapes, bounds, and what the state is
+    shapes = module.dynamic_shapes()
+    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
+    onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
+    onnx_program.save(path)
+    metadata = json.dumps(module.metadata, indent=2)  # shapes, bounds, and entries of the state
+    path.with_suffix(".json").write_text(metadata)
     return module
 
 
 def play(path: Path, module: nn.Module, seed: int) -> tuple[float, float]:
-    """Plays an episode of a bare arm with the ONNX file. Returns the fraction of steps upright, and the largest error."""
+    """Plays an episode with the ONNX file.
+
+    Returns the fraction of steps upright, and the largest difference from PyTorch's actions.
+    """
     import onnxruntime
 
-    session, names = (
-        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]),
-        module.onnx_names()["input_names"],
-    )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = module.onnx_names()["input_names"]
     env = tw.FunctionalEnv(Arm(), 1, max_episode_steps=200)
-    td, state, upright, error = env.reset(seed=seed), module.initial_state(1), 0.0, 0.0
+    td = env.reset(seed=seed)
+    state = module.initial_state(1)
+    upright = 0.0
+    error = 0.0
     for _ in range(200):
         observation = {"policy": td["observation", "policy"]}
         expected, _ = module(observation, state)
-        values = [value.numpy() for value in (*observation.values(), *state.values())]
-        action, *following = map(torch.from_numpy, session.run(None, dict(zip(names, values))))
-        state = dict(zip(state, following))
+        arrays = [value.numpy() for value in (*observation.values(), *state.values())]
+        outputs = session.run(None, dict(zip(names, arrays)))
+        action, *next_state = map(torch.from_numpy, outputs)
+        state = dict(zip(state, next_state))
         error = max(error, (action - expected).abs().max().item())
         transition, td = env.step(action)
         upright += transition["next", "info", "upright"].item() / 200
@@ -190,12 +193,16 @@ def main(args: Args) -> dict[str, float]:
 
     test_env = make_env(args.num_eval_envs, args.device)
     episodes = tw.evaluate(test_env, policy, args.num_eval_envs, seed=args.seed + 1000)
-    results = {name: episodes[name].mean().item() for name in ("episode_return", "episode_upright")}
     network.cpu()
-    module = deploy(make_env(1), policy, args.out / "policy.onnx")
-    results["onnx_upright"], results["onnx_error"] = play(
-        args.out / "policy.onnx", module, args.seed
-    )
+    path = args.out / "policy.onnx"
+    module = deploy(make_env(1), policy, path)
+    onnx_upright, onnx_error = play(path, module, args.seed)
+    results = {
+        "episode_return": episodes["episode_return"].mean().item(),
+        "episode_upright": episodes["episode_upright"].mean().item(),
+        "onnx_upright": onnx_upright,
+        "onnx_error": onnx_error,
+    }
     print(json.dumps(results, indent=2))
     return results
 

@@ -1,10 +1,10 @@
-"""Stable-Baselines3's PPO on a stack of torchwrap's transforms, with SB3's callbacks, and its log.
+"""Stable-Baselines3's PPO on a stack of torchwrap's transforms, with SB3's callbacks and log.
 
-python examples/sb3_callbacks.py                            trains on Reacher-v5
-python examples/sb3_callbacks.py --resume                   continues from the last checkpoint in --out
+python examples/sb3_callbacks.py                trains on Reacher-v5
+python examples/sb3_callbacks.py --resume       continues from the last checkpoint in --out
 
-Needs the extras `examples`, `mujoco` and `sb3`. --out gets SB3's files: checkpoints of the model and of the env's statistics,
-the best model of the evaluations during training, and the log for TensorBoard.
+Needs the extras `examples`, `mujoco` and `sb3`. --out gets SB3's files: checkpoints of the model
+and of the env's statistics, the best model in evaluations, and the log for TensorBoard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Args:
 
 
 def make_env(num_envs: int) -> tw.Env:
-    # The infos whose values per episode are recorded: the distance at its end, and the sum of the control costs.
+    # By episode: the distance at its end, and the sum of the control costs
     metrics = {"distance": ("reward_dist", "last"), "effort": ("reward_ctrl", "sum")}
     return tw.TransformedEnv(
         tw.make("Reacher-v5", num_envs, info_keys=["reward_dist", "reward_ctrl"]),
@@ -58,41 +58,46 @@ def make_env(num_envs: int) -> tw.Env:
 
 
 class LogMetrics(BaseCallback):
-    """Logs the means of the metrics, which to_sb3 puts next to `r`, `l` and `t` in the infos of finished episodes."""
+    """Logs the mean metrics. to_sb3 puts them next to `r`, `l` and `t` into `info["episode"]`."""
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
         for name in ("distance", "effort"):
-            self.logger.record(
-                f"rollout/{name}", safe_mean([info[name] for info in self.model.ep_info_buffer])
-            )
+            values = [info[name] for info in self.model.ep_info_buffer]
+            self.logger.record(f"rollout/{name}", safe_mean(values))
 
 
 def main(args: Args) -> dict[str, float]:
     torch.set_num_threads(1)  # the networks are small
-    venv = to_sb3(
-        make_env(args.num_envs)
-    )  # a VecNormalize to SB3, because the env has running statistics
+    # A VecNormalize to SB3, because the env has running statistics
+    venv = to_sb3(make_env(args.num_envs))
     if args.resume:
-        steps = max(int(path.stem.split("_")[2]) for path in args.out.glob("rl_model_*_steps.zip"))
-        venv = VecNormalize.load(str(args.out / f"rl_model_vecnormalize_{steps}_steps.pkl"), venv)
+        checkpoints = args.out.glob("rl_model_*_steps.zip")
+        steps = max(int(path.stem.split("_")[2]) for path in checkpoints)
+        statistics = args.out / f"rl_model_vecnormalize_{steps}_steps.pkl"
+        venv = VecNormalize.load(str(statistics), venv)
         model = PPO.load(args.out / f"rl_model_{steps}_steps", venv, device="cpu")
         print(f"continues from {steps} steps")
     else:
-        rollout = dict(n_steps=args.num_steps, batch_size=256, n_epochs=10, gamma=0.95)
-        log = dict(verbose=1, tensorboard_log=str(args.out))
         model = PPO(
-            "MlpPolicy", venv, **rollout, **log, learning_rate=1e-3, seed=args.seed, device="cpu"
+            "MlpPolicy",
+            venv,
+            n_steps=args.num_steps,
+            batch_size=256,
+            n_epochs=10,
+            gamma=0.95,
+            learning_rate=1e-3,
+            seed=args.seed,
+            device="cpu",
+            verbose=1,
+            tensorboard_log=str(args.out),
         )
 
-    every = max(
-        args.save_every // args.num_envs, 1
-    )  # callbacks count steps of all envs together as one
-    eval_venv = to_sb3(
-        make_env(8).eval()
-    )  # EvalCallback copies the statistics into it; eval mode freezes them
+    every = max(args.save_every // args.num_envs, 1)  # steps of all envs count as one
+    # EvalCallback copies the statistics into it. Eval mode freezes them.
+    eval_venv = to_sb3(make_env(8).eval())
     callbacks = [
         CheckpointCallback(every, str(args.out), save_vecnormalize=True),
         EvalCallback(
@@ -106,19 +111,17 @@ def main(args: Args) -> dict[str, float]:
     ]
     model.learn(args.total_timesteps - model.num_timesteps, callbacks, reset_num_timesteps=False)
 
-    # Another 64 envs with the same transforms and their statistics. `predict` clips actions to the bounds, as in training.
+    # 64 other envs with the same statistics. `predict` clips actions to the bounds, as in training.
     test_env = make_env(64)
     test_env.load_state_dict(venv.unwrapped.env.state_dict())
 
     def policy(td: TensorDict) -> Tensor:
-        return torch.as_tensor(model.predict(td["observation"].numpy(), deterministic=True)[0])
+        action, _ = model.predict(td["observation"].numpy(), deterministic=True)
+        return torch.as_tensor(action)
 
     episodes = tw.evaluate(test_env, policy, num_episodes=128, seed=args.seed + 1000)
     result = {name: value.mean().item() for name, value in episodes.float().items()}
-    print(
-        f"after {model.num_timesteps} steps: "
-        + ", ".join(f"{name} {value:.3f}" for name, value in result.items())
-    )
+    print(f"after {model.num_timesteps} steps: {result}")
     return {**result, "env_steps": model.num_timesteps}
 
 

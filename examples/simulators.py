@@ -1,10 +1,12 @@
-"""Envs of nine simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib, TorchRL, gymnax and
-mujoco-torch.
+"""Envs of nine simulators as torchwrap envs.
 
-python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
+mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib, TorchRL, gymnax and mujoco-torch.
 
-Each function takes an env or a model as its simulator makes it, and names the version that was run or read in November 2026.
-Copy the one that you need, and adapt it. The result takes transforms, collectors and the adapters for trainers.
+python examples/simulators.py       trains mjlab's Unitree Go1 with rsl_rl's PPO (extra `mjlab`)
+
+Each function takes an env or a model as its simulator makes it, and names the version that was run
+or read in November 2026. Copy a function and adapt it. The result takes transforms, collectors and
+the adapters for trainers.
 """
 
 from __future__ import annotations
@@ -27,124 +29,144 @@ from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
 
 State = dict[str, Tensor]
+Step = Callable[[Tensor], tuple[Any, ...]]
 
 
 def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
     """mjlab 1.6.0, run: a `ManagerBasedRlEnv` with `cfg.auto_reset = False`."""
     if env.cfg.auto_reset:
-        raise ValueError(
-            "from_mjlab needs an env that does not reset itself: set cfg.auto_reset = False before it is made."
-        )
+        remedy = "Set cfg.auto_reset = False before it is made"
+        raise ValueError(f"from_mjlab: env must not reset itself. {remedy}.")
 
     def space(value: Any) -> Space[Any]:  # mjlab has spaces of its own
         if hasattr(value, "spaces"):
             return Dict({name: space(part) for name, part in value.spaces.items()})
         return Box(value.low, value.high, value.shape, np.dtype(value.dtype))
 
-    spaces = space(env.single_observation_space), space(env.single_action_space)
-    episodes = dict(
-        max_episode_steps=env.max_episode_length or None, clock=lambda: env.episode_length_buf
-    )
-    around = dict(seed=env.seed, close=env.close, device=env.device)
-    reset = lambda ids: env.reset(env_ids=ids)[0]  # noqa: E731
     return from_functions(
-        reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
+        lambda ids: env.reset(env_ids=ids)[0],
+        env.step,
+        env.num_envs,
+        space(env.single_observation_space),
+        space(env.single_action_space),
+        reset_by="ids",
+        max_episode_steps=env.max_episode_length or None,
+        clock=lambda: env.episode_length_buf,
+        seed=env.seed,
+        close=env.close,
+        device=env.device,
+        **kwargs,
     )
 
 
 def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
-    """Isaac Lab 3.0.0 with `cfg.compute_final_obs = True`, and 2.3.2, both read: a `ManagerBasedRLEnv` or `DirectRLEnv`.
+    """Isaac Lab 3.0.0 with `cfg.compute_final_obs = True`, and 2.3.2, both read.
 
-    2.3 loses final observations, so they are computed here; they hold the history of the step before. The Warp envs of
-    `isaaclab_experimental` lose them too: the first end of an episode raises. Only a manager-based env takes `reset(mask=)`,
-    which adds a frame to the histories of all rows.
+    Takes a `ManagerBasedRLEnv` or `DirectRLEnv`. 2.3 loses final observations, so they are computed
+    here, with the history of the previous step. The Warp envs of `isaaclab_experimental` lose them
+    too: the first end of an episode raises. Only a manager-based env takes `reset(mask=)`, and adds
+    a frame to the histories of all rows.
     """
     env = env.unwrapped
     if not getattr(env.cfg, "compute_final_obs", True):
-        raise ValueError(
-            "from_isaac_lab needs final observations: set cfg.compute_final_obs = True before the env is made."
-        )
+        remedy = "Set cfg.compute_final_obs = True before the env is made"
+        raise ValueError(f"from_isaac_lab: env must return final observations. {remedy}.")
 
     def step(action: Tensor) -> tuple[Any, ...]:
-        env.extras.pop("final_obs", None)  # of an earlier step
+        env.extras.pop("final_obs", None)  # from an earlier step
         return env.step(action)
 
     def reset(ids: Tensor) -> Any:
-        return env.reset(**({} if len(ids) == env.num_envs else {"env_ids": ids}))[0]
+        arguments = {} if len(ids) == env.num_envs else {"env_ids": ids}
+        observation, _ = env.reset(**arguments)
+        return observation
 
     if not hasattr(env.cfg, "compute_final_obs"):
-        observe = (
-            env.observation_manager.compute
-            if hasattr(env, "observation_manager")
-            else env._get_observations
-        )
-        step = keep_final(env, env.step, observe)
-    spaces = env.single_observation_space, env.single_action_space
-    episodes = dict(
+        if hasattr(env, "observation_manager"):
+            observe = env.observation_manager.compute
+        else:
+            observe = env._get_observations
+        step = add_final(env, env.step, observe)
+    return from_functions(
+        reset,
+        step,
+        env.num_envs,
+        env.single_observation_space,
+        env.single_action_space,
+        reset_by="ids",
         max_episode_steps=env.max_episode_length,
         clock=lambda: env.episode_length_buf,
         final_key="final_obs",
+        seed=env.seed,
+        close=env.close,
+        device=env.device,
+        **kwargs,
     )
-    around = dict(seed=env.seed, close=env.close, device=env.device)
-    return from_functions(
-        reset, step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
-    )
 
 
-def keep_final(
-    env: Any, step: Callable[[Tensor], Any], observe: Callable[[], Any]
-) -> Callable[[Tensor], Any]:
-    """`step`, with what `observe()` returns before `env._reset_idx` in the info, under "final_obs"."""
+def add_final(env: Any, step: Step, observe: Callable[[], Any]) -> Step:
+    """`step`, with the observation before `env._reset_idx` as "final_obs" of the info."""
 
-    def keeping_step(action: Tensor) -> tuple[Any, ...]:
+    def step_with_final(action: Tensor) -> tuple[Any, ...]:
         final: dict[str, TensorDict] = {}
         reset_rows = env._reset_idx
 
-        def keeping_reset(rows: Any) -> None:
+        def observe_and_reset(rows: Any) -> None:
             final["final_obs"] = TensorDict(observe(), [env.num_envs]).clone()
             reset_rows(rows)
 
-        env._reset_idx = keeping_reset
+        env._reset_idx = observe_and_reset
         try:
             *result, info = step(action)
         finally:
             env._reset_idx = reset_rows
         return *result, {**info, **final}
 
-    return keeping_step
+    return step_with_final
 
 
 def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
-    """ManiSkill 3.0.1, run: `gymnasium.make(id, num_envs=...)`, without `ManiSkillVectorEnv`. Other wrappers are left out."""
+    """ManiSkill 3.0.1, run: `gymnasium.make(id, num_envs=...)`, without `ManiSkillVectorEnv`.
+
+    Other wrappers are left out.
+    """
     seeds: list[list[int]] = []
-    limit, env = (
-        env.get_wrapper_attr("_max_episode_steps"),
-        env.unwrapped,
-    )  # of ManiSkill's TimeLimitWrapper; no spec has it
+    limit = env.get_wrapper_attr("_max_episode_steps")  # TimeLimitWrapper's; no spec has it
+    env = env.unwrapped
 
     def reset(ids: Tensor) -> Any:
-        return env.reset(seed=seeds.pop() if seeds else None, options={"env_idx": ids})[0]
+        seed = seeds.pop() if seeds else None
+        observation, _ = env.reset(seed=seed, options={"env_idx": ids})
+        return observation
 
     def seed(first: int) -> None:
         torch.manual_seed(first)  # for later episodes
         seeds.append([first + row for row in range(env.num_envs)])
 
-    spaces = env.single_observation_space, env.single_action_space
-    episodes = dict(max_episode_steps=limit, clock=lambda: env.elapsed_steps)
-    around = dict(seed=seed, close=env.close, device=env.device)
     return from_functions(
-        reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
+        reset,
+        env.step,
+        env.num_envs,
+        env.single_observation_space,
+        env.single_action_space,
+        reset_by="ids",
+        max_episode_steps=limit,
+        clock=lambda: env.elapsed_steps,
+        seed=seed,
+        close=env.close,
+        device=env.device,
+        **kwargs,
     )
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
-    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py, which resets itself and loses final observations."""
+    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py (no final observations)."""
 
     def observe() -> dict[str, Tensor]:
         env._update_observation()
         return {"policy": env.get_observations()["policy"]}
 
-    def flags(action: Tensor) -> tuple[Any, ...]:
+    def step(action: Tensor) -> tuple[Any, ...]:
         observation, reward, done, extras = env.step(action)
         time_out = extras["time_outs"].bool()
         return observation, reward, done & ~time_out, time_out, extras
@@ -153,20 +175,18 @@ def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
         env._reset_idx(mask)
         return observe()
 
-    spaces = (Dict(policy=_box(observe()["policy"].shape[1])), _box(env.num_actions))
-    episodes = dict(
+    size = observe()["policy"].shape[1]
+    return from_functions(
+        reset,
+        add_final(env, step, observe),
+        env.num_envs,
+        Dict(policy=_box(size)),
+        _box(env.num_actions),
         max_episode_steps=env.max_episode_length + 1,
         clock=lambda: env.episode_length_buf,
         final_key="final_obs",
-    )
-    around = dict(seed=torch.manual_seed, device=env.device)
-    return from_functions(
-        reset,
-        keep_final(env, flags, observe),
-        env.num_envs,
-        *spaces,
-        **episodes,
-        **around,
+        seed=torch.manual_seed,
+        device=env.device,
         **kwargs,
     )
 
@@ -182,19 +202,22 @@ def from_newton(
     dt: float = 1 / 600,
     **kwargs: Any,
 ) -> tw.Env:
-    """Newton 1.8.0, run: the articulations of an `ArticulationView`, one per world, pushed by generalized forces.
+    """Newton 1.8.0, run: articulations of an `ArticulationView`, one per world; actions are forces.
 
-    Observations are positions and velocities of the joints, `(num_envs, 2 * num_dofs)`. `reward` and `terminated` get them,
-    and `initial` draws them. Warp's arrays and the tensors share their memory.
+    Observations are positions and velocities of the joints, `(num_envs, 2 * num_dofs)`. `reward`
+    and `terminated` get them, and `initial` draws them. Warp's arrays and the tensors share their
+    memory.
     """
     import warp
 
     model = view.model
-    states, control = [model.state(), model.state()], model.control()
+    states = [model.state(), model.state()]
+    control = model.control()
 
     def observe() -> Tensor:
-        parts = view.get_dof_positions(states[0]), view.get_dof_velocities(states[0])
-        return torch.cat([warp.to_torch(part)[:, 0] for part in parts], -1)
+        positions = warp.to_torch(view.get_dof_positions(states[0]))
+        velocities = warp.to_torch(view.get_dof_velocities(states[0]))
+        return torch.cat([positions[:, 0], velocities[:, 0]], -1)
 
     def step(force: Tensor) -> tuple[Any, ...]:
         view.set_dof_forces(control, force.unsqueeze(1))
@@ -202,8 +225,9 @@ def from_newton(
             states[0].clear_forces()
             solver.step(states[0], states[1], control, None, dt)
             states.reverse()
-        seen = observe()
-        return seen, reward(seen), terminated(seen), torch.zeros(len(seen), device=seen.device), {}
+        observation = observe()
+        truncated = torch.zeros(len(observation), device=observation.device)
+        return observation, reward(observation), terminated(observation), truncated, {}
 
     def reset(mask: Tensor) -> Tensor:
         positions, velocities = initial().unsqueeze(1).chunk(2, -1)
@@ -212,94 +236,107 @@ def from_newton(
         view.eval_fk(states[0], mask=mask)
         return observe()
 
-    num_dofs, device = observe().shape[1] // 2, warp.device_to_torch(model.device)
-    return from_functions(
-        reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs
-    )
+    size = observe().shape[1]
+    device = warp.device_to_torch(model.device)
+    spaces = [_box(size), _box(size // 2)]
+    return from_functions(reset, step, view.world_count, *spaces, device=device, **kwargs)
 
 
 def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
-    """PufferLib 3.0.0, run: a native env such as Ocean's `Squared(num_envs=64)`, or a `vector.make` of them. Rows are agents.
+    """PufferLib 3.0.0, run: a native env such as Ocean's `Squared(num_envs=64)`; rows are agents.
 
-    Native envs start new episodes in `step` and lose the final observation: here it is the observation before, which does no
-    harm where it is not bootstrapped from. Their time limits are terminations or, as in Ocean's `Cartpole`, no end at all.
+    A `vector.make` of native envs works too. They start new episodes in `step` and lose the final
+    observation: here it is the previous observation, harmless without bootstrapping. Their time
+    limits are terminations or, as in Ocean's `Cartpole`, no end at all.
     """
     if env.emulated:
-        raise ValueError(
-            "from_pufferlib needs a native env of PufferLib: pass one of Gymnasium to tw.make instead."
-        )
-    last, seeds = [torch.zeros(0)], [0]
+        remedy = "Pass an env of Gymnasium to tw.make"
+        raise ValueError(f"from_pufferlib: env must be a native env of PufferLib. {remedy}.")
+    last = torch.zeros(0)
+    next_seed = 0
 
     def step(action: Tensor) -> tuple[Any, ...]:
-        results = [torch.from_numpy(value) for value in env.step(action.numpy())[:4]]
-        before, last[0] = last[0], results[0].clone()
-        return *results, {"final_obs": before}
+        nonlocal last
+        *results, _ = env.step(action.numpy())
+        results = [torch.from_numpy(value) for value in results]
+        previous = last
+        last = results[0].clone()
+        return *results, {"final_obs": previous}
 
     def reset(mask: Tensor) -> Tensor:
+        nonlocal last, next_seed
         if not mask.all():
-            raise ValueError(
-                "PufferLib resets all rows at once: leave out mask and max_episode_steps."
-            )
-        last[0] = torch.from_numpy(env.reset(seed=seeds[-1])[0]).clone()
-        seeds[:] = [
-            seeds[-1] + 1
-        ]  # most envs have a default seed, and would begin with the same episodes again
-        return last[0]
+            remedy = "Leave out mask and max_episode_steps"
+            raise ValueError(f"from_pufferlib: mask must hold all rows. {remedy}.")
+        observation, _ = env.reset(seed=next_seed)
+        next_seed += 1  # most envs have a default seed, and would repeat their episodes
+        last = torch.from_numpy(observation).clone()
+        return last
 
-    described = env.num_agents, env.single_observation_space, env.single_action_space
+    def seed(value: int) -> None:
+        nonlocal next_seed
+        next_seed = value
+
     return from_functions(
-        reset, step, *described, final_key="final_obs", seed=seeds.append, close=env.close, **kwargs
+        reset,
+        step,
+        env.num_agents,
+        env.single_observation_space,
+        env.single_action_space,
+        final_key="final_obs",
+        seed=seed,
+        close=env.close,
+        **kwargs,
     )
 
 
 def from_torchrl(
     env: Any, observation_space: Space[Any], action_space: Space[Any], **kwargs: Any
 ) -> tw.Env:
-    """TorchRL 0.14, run: an `EnvBase` of batch size `(num_envs,)` that does not reset itself, with categorical actions.
+    """TorchRL 0.14, run: an `EnvBase` of batch size `(num_envs,)` that does not reset itself.
 
-    The observation is the entry "observation", or all observation keys as a `Dict`.
+    Its actions are categorical. The observation is the entry "observation", or all observation keys
+    as a `Dict`.
     """
-    root: Any = None  # what TorchRL acts on, with the state of the env
+    root: Any = None  # TorchRL's root, with the state of the env
 
     def observe(td: Any) -> Any:
-        names = observation_space.spaces if isinstance(observation_space, Dict) else ()
-        return {name: td[name] for name in names} or td["observation"]
+        if isinstance(observation_space, Dict):
+            return {name: td[name] for name in observation_space.spaces}
+        return td["observation"]
 
     def reset(rows: Tensor) -> Any:
         nonlocal root
-        is_partial = root is not None and not rows.all()
-        root = (
-            env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True)
-            if is_partial
-            else env.reset()
-        )
+        if root is None or rows.all():
+            root = env.reset()
+        else:
+            root = env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True)
         return observe(root)
 
     def step(action: Any) -> tuple[Any, ...]:
         nonlocal root
         stepped = env.step(root.set("action", action))
-        root, following = env.step_mdp(stepped), stepped["next"]
-        ended, terminated = following["done"], following["terminated"]
-        return (
-            observe(following),
-            following["reward"],
-            terminated,
-            following.get("truncated", ended & ~terminated),
-            {},
-        )
+        root = env.step_mdp(stepped)
+        successor = stepped["next"]
+        terminated = successor["terminated"]
+        truncated = successor.get("truncated", successor["done"] & ~terminated)
+        return observe(successor), successor["reward"], terminated, truncated, {}
 
-    around = dict(
+    return from_functions(
+        reset,
+        step,
+        env.batch_size[0],
+        observation_space,
+        action_space,
         seed=env.set_seed,
         close=lambda: env.close(raise_if_closed=False),
         device=env.device or "cpu",
-    )
-    return from_functions(
-        reset, step, env.batch_size[0], observation_space, action_space, **around, **kwargs
+        **kwargs,
     )
 
 
 def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> tw.Env:
-    """gymnax 1.0, run: an env as `gymnax.make(name)[0]`, without wrappers. `params.max_steps_in_episode` truncates."""
+    """gymnax 1.0, run: `gymnax.make(name)[0]`. `params.max_steps_in_episode` truncates."""
     import jax
     from gymnax.environments.spaces import gymnax_space_to_gym_space
 
@@ -317,14 +354,17 @@ def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> t
         # The key of an episode stays: an env that draws nothing then computes no random numbers.
         step_key = jax.random.fold_in(key, state.time)
         observation, state, reward, terminated, info = env.step_env(step_key, state, action, params)
-        return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
+        truncated = env.is_truncated(state, params)
+        return (state, key), observation, reward, terminated, truncated, info
 
-    spaces = [
-        gymnax_space_to_gym_space(space)
-        for space in (env.observation_space(params), env.action_space(params))
-    ]
     return from_jax(
-        reset, step, num_envs, *spaces, max_episode_steps=int(params.max_steps_in_episode), **kwargs
+        reset,
+        step,
+        num_envs,
+        gymnax_space_to_gym_space(env.observation_space(params)),
+        gymnax_space_to_gym_space(env.action_space(params)),
+        max_episode_steps=int(params.max_steps_in_episode),
+        **kwargs,
     )
 
 
@@ -340,42 +380,45 @@ def from_mujoco_torch(
     device: str = "cpu",
     **kwargs: Any,
 ) -> tw.Env:
-    """mujoco-torch 0.2.0, run: the physics of a `mujoco.MjModel` in PyTorch, with snapshots and gradients; slow on a CPU.
+    """mujoco-torch 0.2.0, run: the physics of a `mujoco.MjModel` in PyTorch; slow on a CPU.
 
-    States hold MuJoCo's `qpos`, `qvel`, `qacc_warmstart` and `act`; `reward` takes a state, the action and the next state.
-    `noise` is the standard deviation of the initial velocities. The solver takes a fixed number of iterations, because PyTorch
-    cannot batch loops that test for convergence: compare with MuJoCo before you reduce it. Leave out `tw.compile`: a step has
-    100,000 operators.
+    It has snapshots and gradients. States hold MuJoCo's `qpos`, `qvel`, `qacc_warmstart` and `act`;
+    `reward` takes a state, the action and the next state. `noise` is the standard deviation of the
+    initial velocities. The solver takes a fixed number of iterations, because PyTorch cannot batch
+    loops that test for convergence: compare with MuJoCo before you reduce it. Leave out
+    `tw.compile`: a step has 100,000 operators.
     """
     import mujoco_torch
 
     model = copy.copy(model)
-    model.opt.iterations, model.opt.ls_iterations = iterations, ls_iterations
+    model.opt.iterations = iterations
+    model.opt.ls_iterations = ls_iterations
     physics = mujoco_torch.device_put(model).to(device)
     start = mujoco_torch.make_data(physics).to(device)
     advance = torch.vmap(lambda data: mujoco_torch.step(physics, data, fixed_iterations=True))
-    names = ["qpos", "qvel", "qacc_warmstart", *(["act"] if model.na else [])]
-    bounds = np.where(
-        model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf]
-    ).astype(np.float32)
+    names = ["qpos", "qvel", "qacc_warmstart"]
+    if model.na > 0:
+        names.append("act")
+    is_limited = model.actuator_ctrllimited[:, None]
+    bounds = np.where(is_limited, model.actuator_ctrlrange, [-np.inf, np.inf])
+    low, high = bounds.astype(np.float32).T
 
     class World(FuncEnv):
         broadcasts = True
         observation_space = Box(-np.inf, np.inf, (model.nq + model.nv,), np.float64)
-        action_space = Box(bounds[:, 0], bounds[:, 1], dtype=np.float32)
+        action_space = Box(low, high, dtype=np.float32)
 
         def initial(self, rng: tw.random.Key, params: Any = None) -> State:
             state = {name: getattr(start, name).repeat(len(rng.env), 1) for name in names}
-            return {
-                **state,
-                "qvel": state["qvel"] + tw.random.normal(rng, 0, noise, (model.nv,), torch.float64),
-            }
+            velocity = tw.random.normal(rng, 0, noise, (model.nv,), torch.float64)
+            return {**state, "qvel": state["qvel"] + velocity}
 
         def transition(
             self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None
         ) -> State:
             # Its own copy for each row, because a step writes to some fields in place.
-            data = start.expand(len(action)).clone().replace(**state, ctrl=action.double())
+            data = start.expand(len(action)).clone()
+            data = data.replace(**state, ctrl=action.double())
             for _ in range(frame_skip):
                 data = advance(data)
             return {name: getattr(data, name) for name in names}
@@ -407,18 +450,17 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
     from torchwrap.interop.rsl_rl import to_rsl_rl
 
     cfg = load_env_cfg(task)
-    cfg.scene.num_envs, cfg.auto_reset = num_envs, False
+    cfg.scene.num_envs = num_envs
+    cfg.auto_reset = False
     env = from_mjlab(ManagerBasedRlEnv(cfg, device=device))
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation())
     network = {"class_name": "MLPModel", "hidden_dims": [512, 256, 128], "activation": "elu"}
+    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
     train_cfg = {
         "num_steps_per_env": 24,
         "save_interval": 1000,
         "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
-        "actor": {
-            **network,
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
-        },
+        "actor": {**network, "distribution_cfg": distribution},
         "critic": network,
         "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "entropy_coef": 0.01},
     }
@@ -428,11 +470,11 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
     parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--num-iterations", type=int, default=300)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=device)
     main(**vars(parser.parse_args()))

@@ -1,14 +1,16 @@
-"""DQN of TorchRL on a torchwrap env: its Collector, replay buffer and DQNLoss, through `to_torchrl`.
+"""DQN of TorchRL on a torchwrap env: its Collector, replay buffer and DQNLoss.
 
 python examples/torchrl_replay.py                           CartPole-v1
 python examples/torchrl_replay.py --total-frames 100000     training for longer
 
-Only `make_env` and the evaluation use torchwrap; the rest is TorchRL's. Needs the extra: pip install -e ".[examples,torchrl]"
+Only `make_env` and the evaluation use torchwrap; the rest is TorchRL's. Needs the extras `examples`
+and `torchrl`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 import tyro
@@ -69,16 +71,14 @@ def main(args: Args) -> dict[str, float]:
     action_spec = env.action_spec_unbatched  # of one env: the modules below draw for any batch
     network = MLP(num_inputs, action_spec.n, num_cells=[120, 84], activation_class=torch.nn.ReLU)
     policy = QValueActor(network, spec=action_spec, action_space="categorical")
-    exploration = EGreedyModule(
-        action_spec, annealing_num_steps=args.total_frames // 5, eps_end=args.end_e
-    )
+    annealing = args.total_frames // 5
+    exploration = EGreedyModule(action_spec, annealing_num_steps=annealing, eps_end=args.end_e)
     loss_module = DQNLoss(policy, loss_function="l2", delay_value=True, action_space="categorical")
     loss_module.make_value_estimator(gamma=args.gamma)
     updater = SoftUpdate(loss_module, tau=args.tau)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=args.learning_rate)
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(args.buffer_size), batch_size=args.batch_size
-    )
+    storage = LazyTensorStorage(args.buffer_size)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=args.batch_size)
 
     collector = Collector(
         env,
@@ -88,29 +88,31 @@ def main(args: Args) -> dict[str, float]:
         init_random_frames=args.learning_starts,
         auto_register_policy_transforms=False,  # no InitTracker: nothing is recurrent
     )
-    num_frames, returns = 0, []
-    for data in collector:  # (num_envs, num_steps); where an episode ended, ("next", "observation") is its final observation
+    num_frames = 0
+    returns = []
+    # Where an episode ended, ("next", "observation") is its final observation.
+    for data in collector:
         num_frames += data.numel()
         exploration.step(data.numel())
         buffer.extend(data.reshape(-1))
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - num_frames / args.total_frames)
-        for _ in range(args.updates_per_collection if num_frames >= args.learning_starts else 0):
+        remaining = 1 - num_frames / args.total_frames
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        learns = num_frames >= args.learning_starts
+        for _ in range(learns * args.updates_per_collection):
             loss = loss_module(buffer.sample())["loss"]
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             updater.step()
-        returns = (returns + data["next", "episode_return"][data["next", "done"]].tolist())[-50:]
+        returns += data["next", "episode_return"][data["next", "done"]].tolist()
         if num_frames % 5_120 == 0 and returns:
-            print(
-                f"{num_frames} frames: mean return {sum(returns) / len(returns):.0f} of the latest 50 episodes"
-            )
+            mean = fmean(returns[-50:])
+            print(f"{num_frames} frames: mean return {mean:.0f} of the latest 50 episodes")
     collector.shutdown()
 
     test_env = make_env(args, args.num_eval_episodes)
-    episodes = tw.evaluate(
-        test_env, policy, args.num_eval_episodes, seed=args.seed + 1_000
-    )  # greedy: no exploration module
+    seed = args.seed + 1_000
+    episodes = tw.evaluate(test_env, policy, args.num_eval_episodes, seed=seed)  # greedy
     mean_return = episodes["episode_return"].mean().item()
     print(f"evaluation: mean return {mean_return:.0f} of {len(episodes)} episodes")
     return {"frames": num_frames, "mean_return": mean_return}

@@ -1,14 +1,14 @@
 """PPO of five libraries on torchwrap's envs, through the adapters of `torchwrap.interop`.
 
-python examples/trainers.py torchrl                         Collector, GAE and ClipPPOLoss, on CartPole-v1
-python examples/trainers.py rsl_rl                          OnPolicyRunner, on Pendulum-v1
-python examples/trainers.py skrl                            PPO with true_successors, and SequentialTrainer, on CartPole-v1
-python examples/trainers.py rl_games                        Runner, on Pendulum-v1
-python examples/trainers.py sb3                             Stable-Baselines3's PPO, on CartPole-v1
+python examples/trainers.py torchrl         Collector, GAE and ClipPPOLoss, on CartPole-v1
+python examples/trainers.py rsl_rl          OnPolicyRunner, on Pendulum-v1
+python examples/trainers.py skrl            PPO and SequentialTrainer, on CartPole-v1
+python examples/trainers.py rl_games        Runner, on Pendulum-v1
+python examples/trainers.py sb3             Stable-Baselines3's PPO, on CartPole-v1
 
-Each library has one function, which imports it: take the one that you need. It returns the torchwrap env that it has trained
-on, and a policy for `tw.evaluate`. What follows is the same for all: a sibling of that env, with the statistics that its
-transforms have learned, and 64 greedy episodes.
+Each library has one function, to copy. It returns the torchwrap env that it has trained on, and a
+policy for `tw.evaluate`. `main` plays 64 greedy episodes in the same stack, with the statistics
+that its transforms have learned.
 """
 
 from __future__ import annotations
@@ -30,16 +30,21 @@ from torchwrap import transforms as T
 
 Trained = tuple[tw.Env, Callable[[TensorDict], Tensor]]
 
-# On CartPole-v1, the libraries take the hyperparameters of examples/ppo.py, with a learning rate that falls to zero.
-NUM_ENVS, NUM_STEPS, NUM_UPDATES = 64, 32, 73
-BATCH_SIZE, MINIBATCH_SIZE, EPOCHS = NUM_ENVS * NUM_STEPS, 512, 8
-LEARNING_RATE, GAMMA, GAE_LAMBDA = 3e-3, 0.98, 0.95
+# On CartPole-v1: the hyperparameters of ppo.py, with a learning rate that falls to zero
+NUM_ENVS = 64
+NUM_STEPS = 32
+NUM_UPDATES = 73
+BATCH_SIZE = NUM_ENVS * NUM_STEPS
+MINIBATCH_SIZE = 512
+EPOCHS = 8
+LEARNING_RATE = 3e-3
+GAMMA = 0.98
+GAE_LAMBDA = 0.95
 
 
-def make_cartpole(num_envs: int = NUM_ENVS) -> tw.Env:
-    return tw.TransformedEnv(
-        tw.make("CartPole-v1", num_envs), T.RecordEpisodeStatistics(), T.NormalizeObservation()
-    )
+def make_cartpole() -> tw.Env:
+    env = tw.make("CartPole-v1", NUM_ENVS)
+    return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation())
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
@@ -65,27 +70,38 @@ def train_torchrl(seed: int) -> Trained:
     base = to_torchrl(env)
     base.set_seed(seed)  # before the collector, which resets
     module = TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"])
-    distribution = dict(distribution_class=torch.distributions.Categorical, return_log_prob=True)
-    actor = ProbabilisticActor(module, in_keys=["logits"], spec=base.action_spec, **distribution)
+    actor = ProbabilisticActor(
+        module,
+        in_keys=["logits"],
+        spec=base.action_spec,
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
     critic = ValueOperator(mlp(4, 1), in_keys=["observation"])
     advantage = GAE(gamma=GAMMA, lmbda=GAE_LAMBDA, value_network=critic)
-    coefficients = dict(
-        entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True
+    loss_module = ClipPPOLoss(
+        actor,
+        critic,
+        entropy_coeff=0.0,
+        critic_coeff=0.5,
+        loss_critic_type="l2",
+        normalize_advantage=True,
     )
-    loss_module = ClipPPOLoss(actor, critic, **coefficients)
     optimizer = torch.optim.Adam(loss_module.parameters(), eps=1e-5)
-    frames = dict(frames_per_batch=BATCH_SIZE, total_frames=BATCH_SIZE * NUM_UPDATES)
     collector = Collector(
-        base, actor, **frames, auto_register_policy_transforms=False
-    )  # no InitTracker: nothing is recurrent
+        base,
+        actor,
+        frames_per_batch=BATCH_SIZE,
+        total_frames=BATCH_SIZE * NUM_UPDATES,
+        auto_register_policy_transforms=False,  # no InitTracker: nothing is recurrent
+    )
     for update, data in enumerate(collector):  # data["next", "observation"] is the true successor
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - update / NUM_UPDATES)
         with torch.no_grad():
             advantage(data)
         flat = data.reshape(-1)
-        for rows in torch.cat([torch.randperm(BATCH_SIZE) for _ in range(EPOCHS)]).split(
-            MINIBATCH_SIZE
-        ):
+        order = torch.cat([torch.randperm(BATCH_SIZE) for _ in range(EPOCHS)])
+        for rows in order.split(MINIBATCH_SIZE):
             losses = loss_module(flat[rows])
             optimizer.zero_grad()
             (losses["loss_objective"] + losses["loss_critic"]).backward()
@@ -108,16 +124,14 @@ def train_rsl_rl(seed: int) -> Trained:
         T.NormalizeReward(gamma=0.95),
     )
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
+    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
     train_cfg = {
         "num_steps_per_env": 32,
         "save_interval": 1000,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": {
-            **network,
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
-        },
+        "actor": {**network, "distribution_cfg": distribution},
         "critic": network,
-        # rsl_rl's own "PPO" would add the value of the observation acted in at a time-out.
+        # At a time-out, rsl_rl's own "PPO" would add the value of the observation before.
         "algorithm": {
             "class_name": "torchwrap.interop.rsl_rl:PPO",
             "gamma": 0.95,
@@ -154,41 +168,40 @@ def train_skrl(seed: int) -> Trained:
             DeterministicMixin.__init__(self)
             self.net = mlp(self.num_observations, 1)
 
-        def compute(self, inputs, role):
-            return self.net(inputs["observations"]), {}
+        compute = Policy.compute
 
     set_seed(seed)  # the env's first reset takes it too
     env = make_cartpole()
     skrl_env = to_skrl(env)
-    spaces = dict(
-        observation_space=skrl_env.observation_space,
-        action_space=skrl_env.action_space,
-        device=skrl_env.device,
-    )
+    spaces = {
+        "observation_space": skrl_env.observation_space,
+        "action_space": skrl_env.action_space,
+        "device": skrl_env.device,
+    }
+    schedule = {"lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)}
     cfg = {
-        **dict(
-            rollouts=NUM_STEPS, learning_epochs=EPOCHS, mini_batches=BATCH_SIZE // MINIBATCH_SIZE
-        ),
-        **dict(
-            discount_factor=GAMMA,
-            gae_lambda=GAE_LAMBDA,
-            learning_rate=LEARNING_RATE,
-            time_limit_bootstrap=True,
-        ),
-        **dict(learning_rate_scheduler=torch.optim.lr_scheduler.LambdaLR),
-        **dict(
-            learning_rate_scheduler_kwargs={
-                "lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)
-            }
-        ),
-        **dict(value_loss_scale=0.5, value_clip=0.0),  # skrl's defaults suit values near 1
-        **dict(experiment={"write_interval": 0, "checkpoint_interval": 0}),
+        "rollouts": NUM_STEPS,
+        "learning_epochs": EPOCHS,
+        "mini_batches": BATCH_SIZE // MINIBATCH_SIZE,
+        "discount_factor": GAMMA,
+        "gae_lambda": GAE_LAMBDA,
+        "learning_rate": LEARNING_RATE,
+        "learning_rate_scheduler": torch.optim.lr_scheduler.LambdaLR,
+        "learning_rate_scheduler_kwargs": schedule,
+        "time_limit_bootstrap": True,
+        "value_loss_scale": 0.5,
+        "value_clip": 0.0,  # skrl's default suits values near 1
+        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
     }
     memory = RandomMemory(memory_size=NUM_STEPS, num_envs=NUM_ENVS, device=skrl_env.device)
     models = {"policy": Policy(**spaces), "value": Value(**spaces)}
     agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces))
-    quiet = dict(headless=True, disable_progressbar=True, close_environment_at_exit=False)
-    trainer_cfg = SequentialTrainerCfg(timesteps=NUM_STEPS * NUM_UPDATES, **quiet)
+    trainer_cfg = SequentialTrainerCfg(
+        timesteps=NUM_STEPS * NUM_UPDATES,
+        headless=True,
+        disable_progressbar=True,
+        close_environment_at_exit=False,
+    )
     SequentialTrainer(cfg=trainer_cfg, env=skrl_env, agents=agent).train()
     return env, lambda td: models["policy"].net(td["observation"]).argmax(-1)
 
@@ -198,76 +211,75 @@ def train_rl_games(seed: int) -> Trained:
 
     from torchwrap.interop.rl_games import register
 
-    register(
-        "pendulum",
-        lambda num_envs: tw.TransformedEnv(
-            tw.make("Pendulum-v1", num_envs), T.NormalizeObservation()
-        ),
-    )
+    def make_pendulum(num_envs: int) -> tw.Env:
+        return tw.TransformedEnv(tw.make("Pendulum-v1", num_envs), T.NormalizeObservation())
+
+    register("pendulum", make_pendulum)
+    default = {"name": "default"}
     continuous = {
-        **{"mu_activation": "None", "mu_init": {"name": "default"}, "fixed_sigma": True},
-        **{"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}},
+        "mu_activation": "None",
+        "mu_init": default,
+        "sigma_activation": "None",
+        "sigma_init": {"name": "const_initializer", "val": 0},
+        "fixed_sigma": True,
     }
-    network = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
+    network = {
+        "name": "actor_critic",
+        "separate": True,
+        "space": {"continuous": continuous},
+        "mlp": {"units": [64, 64], "activation": "tanh", "initializer": default},
+    }
     with tempfile.TemporaryDirectory() as folder:
         config = {
-            **{
-                "env_name": "pendulum",
-                "env_config": {},
-                "num_actors": 256,
-            },  # the Runner seeds an env with an env_config
-            **{
-                "name": "pendulum",
-                "full_experiment_name": "run",
-                "train_dir": folder,
-                "save_best_after": 1000,
-            },
-            **{"device": "cpu", "device_name": "cpu", "torch_compile": False, "print_stats": False},
-            **{
-                "max_epochs": 40,
-                "horizon_length": 32,
-                "minibatch_size": 2048,
-                "mini_epochs": 5,
-                "gamma": 0.95,
-                "tau": 0.95,
-            },
-            **{
-                "learning_rate": 1e-3,
-                "lr_schedule": "adaptive",
-                "schedule_type": "standard",
-                "kl_threshold": 0.01,
-            },
-            **{
-                "e_clip": 0.2,
-                "clip_value": False,
-                "critic_coef": 1,
-                "entropy_coef": 0.0,
-                "bounds_loss_coef": 0.0,
-            },
-            **{
-                "truncate_grads": True,
-                "grad_norm": 1.0,
-                "reward_shaper": {"scale_value": 0.1},
-                "value_bootstrap": True,
-            },
+            "env_name": "pendulum",
+            "env_config": {},  # the Runner seeds an env with an env_config
+            "num_actors": 256,
+            "name": "pendulum",
+            "full_experiment_name": "run",
+            "train_dir": folder,
+            "save_best_after": 1000,
+            "device": "cpu",
+            "device_name": "cpu",
+            "torch_compile": False,
+            "print_stats": False,
+            "max_epochs": 40,
+            "horizon_length": 32,
+            "minibatch_size": 2048,
+            "mini_epochs": 5,
+            "gamma": 0.95,
+            "tau": 0.95,
+            "learning_rate": 1e-3,
+            "lr_schedule": "adaptive",
+            "schedule_type": "standard",
+            "kl_threshold": 0.01,
+            "e_clip": 0.2,
+            "clip_value": False,
+            "critic_coef": 1,
+            "entropy_coef": 0.0,
+            "bounds_loss_coef": 0.0,
+            "truncate_grads": True,
+            "grad_norm": 1.0,
+            "reward_shaper": {"scale_value": 0.1},
+            "value_bootstrap": True,
             # The env has NormalizeObservation, whose statistics are in the checkpoint too.
-            **{"normalize_input": False, "normalize_value": True, "normalize_advantage": True},
+            "normalize_input": False,
+            "normalize_value": True,
+            "normalize_advantage": True,
         }
         params = {
-            **{"seed": seed, "torch_threads": 1, "config": config},
-            **{"algo": {"name": "a2c_continuous"}, "model": {"name": "continuous_a2c_logstd"}},
-            "network": {
-                "name": "actor_critic",
-                "separate": True,
-                "space": {"continuous": continuous},
-                "mlp": network,
-            },
+            "seed": seed,
+            "torch_threads": 1,
+            "config": config,
+            "algo": {"name": "a2c_continuous"},
+            "model": {"name": "continuous_a2c_logstd"},
+            "network": network,
         }
         runner = Runner()
         runner.load({"params": params})
         runner.run({"train": True})
         player = runner.create_player()
-        player.restore(str(next(Path(folder, "run", "nn").glob("last_*"))))
+        (checkpoint,) = Path(folder, "run", "nn").glob("last_*")
+        player.restore(str(checkpoint))
     player.has_batch_dimension = True
     return player.env.env, lambda td: player.get_action(td["observation"], is_deterministic=True)
 
@@ -281,14 +293,14 @@ def train_sb3(seed: int) -> Trained:
     model = PPO(
         "MlpPolicy",
         to_sb3(env),
-        **dict(
-            n_steps=NUM_STEPS,
-            batch_size=MINIBATCH_SIZE,
-            n_epochs=EPOCHS,
-            gamma=GAMMA,
-            gae_lambda=GAE_LAMBDA,
-        ),
-        **dict(learning_rate=lambda remaining: LEARNING_RATE * remaining, seed=seed, device="cpu"),
+        n_steps=NUM_STEPS,
+        batch_size=MINIBATCH_SIZE,
+        n_epochs=EPOCHS,
+        gamma=GAMMA,
+        gae_lambda=GAE_LAMBDA,
+        learning_rate=lambda remaining: LEARNING_RATE * remaining,
+        seed=seed,
+        device="cpu",
     )
     model.learn(BATCH_SIZE * NUM_UPDATES)
     return env, lambda td: model.policy.get_distribution(td["observation"]).mode()
@@ -306,27 +318,24 @@ LIBRARIES = {
 def main(library: str, seed: int = 1) -> float:
     module, train = LIBRARIES[library]
     if importlib.util.find_spec(module) is None:
-        raise SystemExit(
-            f'trainers.py {library} needs {module}, which is not installed: pip install -e ".[{library.replace("_", "-")}]"'
-        )
+        command = f'pip install -e ".[{library.replace("_", "-")}]"'
+        raise SystemExit(f"trainers.py: {module} must be installed for {library}. Run {command}.")
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-    ):  # some print a page per update
+    # Some libraries print a page per update.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         env, policy = train(seed)
     test_env = tw.make(env.spec, num_envs=64)
     test_env.load_state_dict(env.state_dict())
-    mean = tw.evaluate(test_env, policy, 64, seed=seed + 1000)["episode_return"].mean().item()
+    episodes = tw.evaluate(test_env, policy, 64, seed=seed + 1000)
+    mean = episodes["episode_return"].mean().item()
     print(f"{library}: mean return {mean:.0f} of 64 episodes")
     return mean
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--seed", type=int, default=1, help="seed of the envs and of PyTorch")
     main(**vars(parser.parse_args()))

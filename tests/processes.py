@@ -71,7 +71,7 @@ def _serve(rank, world_size, folder, pipe):
     os._exit(0)  # without the end of the interpreter, which takes seconds
 
 
-# examples/ppo.py in two processes of torchrun.
+# examples/ppo_distributed.py in two processes of torchrun.
 
 FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
 
@@ -79,7 +79,9 @@ FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --sa
 def start(out, total_timesteps, flags=()):
     command = "-m torch.distributed.run --standalone --nproc-per-node 2"
     command += " --monitor-interval 0.1 --max-restarts 12"
-    command += f" {EXAMPLES}/ppo.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
+    command += (
+        f" {EXAMPLES}/ppo_distributed.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
+    )
     with open(f"{out}.log", "w") as log:
         return subprocess.Popen([sys.executable, *command.split(), *flags], stdout=log, stderr=log)
 

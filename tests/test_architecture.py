@@ -154,7 +154,6 @@ LIBRARIES = {
     **{
         "torchwrap.wrappers.render": {"imageio"},
         "torchwrap.collector": {"tqdm"},
-        "torchwrap.plotting": {"matplotlib"},
     },
 }
 FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")

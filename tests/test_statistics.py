@@ -286,38 +286,33 @@ def test_process_that_ends_is_an_error_on_the_others(tmp_path):
     assert seconds < 30
 
 
-# Processes of examples/ppo.py share gradients and checkpoints. A killed one is in test_life.py.
+# examples/ppo_distributed.py. test_life.py kills processes.
 
 
-def update_of_a_part(rank, group, world_size):
+def update(rank, group, world_size):
     ppo = load_example("ppo")
-    args = ppo.Args(norm_adv=False, max_grad_norm=0.5)
+    args = ppo.Args(
+        learning_rate=0.01, num_minibatches=1, update_epochs=3, norm_adv=False, max_grad_norm=0.5
+    )
     torch.manual_seed(0)
     agent = ppo.Agent(ppo.make_env(args, 2))
     data = torch.Generator().manual_seed(1)
-    batch = dict(
-        observation=torch.randn(64, 4, generator=data),
-        action=torch.randint(2, (64,), generator=data),
-    )
-    batch |= {
-        name: torch.randn(64, generator=data) for name in ("logprob", "advantage", "value", "ret")
+    batch = {
+        "observation": torch.randn(64, 4, generator=data),
+        "action": torch.randint(2, (64,), generator=data),
     }
-    tensors = ppo.adam_tensors(
-        torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5)
-    )
-    for _ in range(3):
-        ppo.update(
-            agent,
-            tensors,
-            batch,
-            torch.arange(64)[rank::world_size],
-            args,
-        )
+    for name in ("logprob", "advantage", "value", "ret"):
+        batch[name] = torch.randn(64, generator=data)
+    part = {name: value[rank::world_size] for name, value in batch.items()}
+    script = ppo if world_size == 1 else load_example("ppo_distributed")
+    optimizer = ppo.make_optimizer(agent, args)
+    ppo.update(agent, optimizer, part, args, script.compute_gradients)
     return TensorDict(agent.state_dict(), [])
 
 
 def test_processes_average_their_gradients(processes):
-    whole, parts = update_of_a_part(0, None, 1), processes.run(4, update_of_a_part, 4)
+    whole = update(0, None, 1)
+    parts = processes.run(4, update, 4)
     for name, value in whole.items():
         assert all(part[name].equal(parts[0][name]) for part in parts)
         torch.testing.assert_close(
@@ -329,7 +324,7 @@ def test_processes_average_their_gradients(processes):
 
 
 def train(rank, group, folder):
-    ppo = load_example("ppo")
+    ppo = load_example("ppo_distributed")
     args = ppo.Args(
         num_envs=12,
         num_steps=16,
@@ -340,15 +335,8 @@ def train(rank, group, folder):
         out=folder,
     )
     args.normalize, args.target_kl = True, 1.0
-    with pytest.raises(
-        ValueError, match=r"ppo\.py needs --num-envs that 4 processes can share, but got 5\."
-    ):
-        ppo.train(
-            ppo.Args(num_envs=5),
-            tw.make,
-            rank,
-            4,
-        )
+    with pytest.raises(ValueError, match="--num-envs"):
+        ppo.train(ppo.Args(num_envs=5), tw.make, rank, 4)
     return ppo.train(args, tw.make, rank, 4)
 
 

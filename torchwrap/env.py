@@ -111,9 +111,6 @@ class Env(BatchedModule):
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
 
-    _live: RowMask | None = None
-    """Rows that the next step of a simulator should move. None for all."""
-
     _root_info: Callable[[], Root] | None = None
     """Returns the info of the current observations, for roots. None if roots hold no info."""
 

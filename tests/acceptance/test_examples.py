@@ -1,267 +1,318 @@
-import copy
-import json
+"""examples/ppo.py, ppo_atari.py, custom_env.py and grid_world.py."""
 
+import json
+from types import SimpleNamespace
+
+import custom_env
+import grid_world
+import ppo
+import ppo_atari
+import ppo_output
+import ppo_presets
 import pytest
 import torch
 import tyro
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
-from helpers import EXAMPLES, load_example
+from helpers import EXAMPLES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
+from torch.distributions import Categorical
 
 import torchwrap as tw
 from torchwrap.testing import ScriptedEnv, check_env
 
-
-@pytest.fixture(scope="module")
-def ppo():
-    threads = torch.get_num_threads()
-    yield load_example("ppo")
-    torch.set_num_threads(threads)
-
-
 METRICS = """
-    env backend num_envs processes device seed env_steps wall_seconds steps_per_second steps_per_second_steady compile_seconds
-    target_return env_steps_to_target seconds_to_target final_mean_return eval_mean_return
+    env backend num_envs processes device seed env_steps wall_seconds
+    steps_per_second steps_per_second_steady compile_seconds target_return
+    env_steps_to_target seconds_to_target final_mean_return eval_mean_return
 """
-CHARTS = {
-    f"charts/{name}" for name in ("episodic_return", "episodic_length", "learning_rate", "SPS")
-}
-LOSSES = {
-    "value_loss",
-    "policy_loss",
-    "entropy",
-    "old_approx_kl",
-    "approx_kl",
-    "clipfrac",
-    "explained_variance",
-}
+SCALARS = """
+    charts/episodic_return charts/episodic_length charts/learning_rate charts/SPS
+    losses/value_loss losses/policy_loss losses/entropy losses/old_approx_kl
+    losses/approx_kl losses/clipfrac losses/explained_variance
+"""
+
+
+def load(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
 
 
 def scalars(folder):
     events = EventAccumulator(str(folder)).Reload()
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        found[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The arguments and the metrics of a short training with TensorBoard."""
+    out = tmp_path_factory.mktemp("ppo")
+    args = ppo.Args(total_timesteps=20_480, seed=3, out=out, tensorboard=True)
+    return args, ppo.main(args)
+
+
+def test_ppo_learns(run):
+    assert run[1]["eval_mean_return"] > 100  # at random 22
+
+
+def test_ppo_writes_metrics_and_a_curve(run):
+    args, metrics = run
+    assert json.loads((args.out / "metrics.json").read_text()) == metrics
+    assert metrics.keys() >= set(METRICS.split())
+    assert metrics["backend"] == "torch"
+    assert metrics["env_steps"] == 20_480
+    assert metrics["seed"] == 3
+    assert (args.out / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ppo_checkpoint_loads_into_a_fresh_env_and_agent(run):
+    args, _ = run
+    checkpoint = load(args.out)
+    env = ppo.make_env(args, 3)
+    env.load_state_dict(checkpoint["env"])
+    agent = ppo.Agent(env)
+    agent.load_state_dict(checkpoint["agent"])
+    torch.optim.Adam(agent.parameters()).load_state_dict(checkpoint["optimizer"])
+    tw.rollout(env.eval(), agent.act, 2)
+
+
+def test_ppo_writes_scalars_of_cleanrl_in_each_iteration(run):
+    found = scalars(run[0].out)
+    assert found.keys() == set(SCALARS.split())
+    for values in found.values():
+        assert list(values) == list(range(2048, 20_481, 2048))
+    rates = list(found["charts/learning_rate"].values())
+    assert rates == pytest.approx([0.003 * (10 - number) / 10 for number in range(10)])
+    assert found["charts/episodic_return"] == found["charts/episodic_length"]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("charts/episodic_return", 8, 500),
+        ("charts/SPS", 1, float("inf")),
+        ("losses/entropy", 0, 0.6932),  # log 2
+        ("losses/clipfrac", 0, 1),
+        ("losses/approx_kl", -1e-6, float("inf")),
+        ("losses/explained_variance", -float("inf"), 1),
+    ],
+)
+def test_ppo_scalars_lie_in_their_range(run, name, low, high):
+    values = scalars(run[0].out)[name].values()
+    assert any(values)
+    assert all(low <= value <= high for value in values)
+
+
+# By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated and runs
+# on, row 1 is terminated.
+@pytest.fixture
+def rollout():
+    value = torch.tensor([[10.0, 20.0], [30.0, 6.0]])
+    successor = {
+        "observation": torch.tensor([[40.0, 2.0], [80.0, 4.0]]),
+        "reward": torch.ones(2, 2, 1),
+        "terminated": torch.tensor([[[False], [False]], [[True], [False]]]),
+        "done": torch.tensor([[[True], [False]], [[True], [False]]]),
+    }
     return {
-        tag: {event.step: event.value for event in events.Scalars(tag)}
-        for tag in events.Tags()["scalars"]
+        "observation": value,
+        "value": value,
+        "action": torch.zeros(2, 2, dtype=torch.int64),
+        "logprob": torch.zeros(2, 2),
+        "next": successor,
     }
 
 
-def test_ppo_learns_and_writes_its_results_and_the_scalars_of_cleanrl(ppo, tmp_path):
-    args = ppo.Args(total_timesteps=20_480, seed=3, out=tmp_path, tensorboard=True)
-    ppo.main(args)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert set(metrics) >= set(METRICS.split())
-    assert (metrics["backend"], metrics["env_steps"], metrics["seed"]) == ("torch", 20_480, 3)
-    assert metrics["eval_mean_return"] > 100  # a random policy's is 22
-    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    fresh = ppo.make_env(args, 3)
-    fresh.load_state_dict(checkpoint["env"])
-    agent = ppo.Agent(fresh)
-    agent.load_state_dict(checkpoint["agent"])
-    torch.optim.Adam(agent.parameters()).load_state_dict(checkpoint["optimizer"])
-    tw.rollout(fresh.eval(), agent.act, 2)
-    found, steps = scalars(tmp_path), list(range(2048, 20_481, 2048))
-    assert found.keys() == CHARTS | {f"losses/{name}" for name in LOSSES}
-    assert all(list(values) == steps for values in found.values())
-    rate = list(found["charts/learning_rate"].values())
-    assert rate == pytest.approx([0.003 * (10 - number) / 10 for number in range(10)])
-    assert (
-        found["charts/episodic_return"] == found["charts/episodic_length"]
-    )  # CartPole's reward is 1 a step
-    assert all(8 < value <= 500 for value in found["charts/episodic_return"].values())
-    assert all(value > 0 and value == int(value) for value in found["charts/SPS"].values())
-    assert all(0 < value <= 0.6932 for value in found["losses/entropy"].values())  # log 2
-    assert all(0 <= value <= 1 for value in found["losses/clipfrac"].values()) and any(
-        found["losses/clipfrac"].values()
-    )
-    assert all(value > -1e-6 for value in found["losses/approx_kl"].values())
-    assert all(value <= 1 for value in found["losses/explained_variance"].values())
+def assert_bootstraps(batch):
+    assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
+    assert batch["ret"].tolist() == [21, 2, 1, 3]
 
 
-def test_truncated_episodes_are_bootstrapped_from_their_final_observation_and_terminated_ones_not_at_all(
-    ppo,
-):
-    # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated and runs on, row 1 is terminated.
-    class Agent:
-        def get_value(self, observation):
-            return observation
+def equal_logits(*shape):
+    return Categorical(logits=torch.zeros(*shape, 2))
 
-        def get_distribution(self, observation):
-            return torch.distributions.Categorical(logits=torch.zeros(*observation.shape, 2))
 
-    done, terminated = (
-        torch.tensor(flags).unsqueeze(-1)
-        for flags in ([[True, False]] * 2, [[False, False], [True, False]])
+def test_ppo_bootstraps_truncated_episodes_alone(rollout):
+    agent = SimpleNamespace(
+        get_value=lambda observation: observation,
+        get_distribution=lambda observation: equal_logits(*observation.shape),
     )
-    following = dict(
-        observation=torch.tensor([[40.0, 2.0], [80.0, 4.0]]), reward=torch.ones(2, 2, 1)
-    )
-    value = torch.tensor([[10.0, 20.0], [30.0, 6.0]])
-    data = dict(
-        observation=value, action=torch.zeros(2, 2).long(), logprob=torch.zeros(2, 2), value=value
-    )
-    data["next"] = following | dict(terminated=terminated, done=done)
-    root = TensorDict(dict(observation=torch.tensor([2.0, 4.0])), [2])
-    atari, args = load_example("ppo_atari"), dict(gamma=0.5, gae_lambda=1.0)
-    for batch in (
-        ppo.make_batch(Agent(), data, ppo.Args(**args)),
-        atari.make_batch(
-            lambda frames: (None, frames), TensorDict(data, [2, 2]), root, atari.Args(**args)
-        ),
-    ):
-        assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
-        assert batch["ret"].tolist() == [21, 2, 1, 3]
+    args = ppo.Args(gamma=0.5, gae_lambda=1.0)
+    assert_bootstraps(ppo.make_batch(agent, rollout, args))
+
+
+def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
+    args = ppo_atari.Args(gamma=0.5, gae_lambda=1.0)
+    root = {"observation": torch.tensor([2.0, 4.0])}
+    data = TensorDict(rollout, [2, 2])
+    assert_bootstraps(ppo_atari.make_batch(lambda frames: (None, frames), data, root, args))
 
 
 @pytest.mark.full
-def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path, capsys):
-    script = load_example("ppo_atari")
-    short = dict(num_envs=2, num_steps=16, total_timesteps=64, num_minibatches=2, compile=False)
-    metrics = script.main(script.Args(env_id="ALE/Breakout-v5", out=tmp_path, **short))
+def test_ppo_atari_runs_and_writes_its_results(tmp_path, capsys):
+    args = ppo_atari.Args(
+        env_id="ALE/Breakout-v5",
+        num_envs=2,
+        num_steps=16,
+        total_timesteps=64,
+        num_minibatches=2,
+        compile=False,
+        out=tmp_path,
+    )
+    metrics = ppo_atari.main(args)
     dtype = "bfloat16" if metrics["bfloat16"] else "float32"
     assert f"small network in {dtype} on cpu" in capsys.readouterr().out
-    assert metrics["env_steps"] == 64 and metrics["evaluation_return"] >= 0
+    assert metrics["env_steps"] == 64
+    assert metrics["evaluation_return"] >= 0
     assert json.loads((tmp_path / "metrics.json").read_text())["network"] == "small"
-    assert len(list((tmp_path / "videos").glob("*.mp4"))) > 0
-    assert set(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) == {"agent", "optimizer"}
+    assert list((tmp_path / "videos").glob("*.mp4"))
+    assert load(tmp_path).keys() == {"agent", "optimizer"}
 
 
-def test_ppo_gae_equals_the_loop_from_the_last_step_to_the_first(ppo):
-    for num_steps in (1, 2, 5, 32, 33):
-        generator = torch.Generator().manual_seed(num_steps)
-        delta = torch.randn(6, num_steps, generator=generator, dtype=torch.float64)
-        decay = (
-            0.95 * (torch.rand(6, num_steps, generator=generator) < 0.8).double()
-        )  # 0 where an episode ends
-        expected, following = torch.zeros_like(delta), 0
-        for t in reversed(range(num_steps)):
-            expected[:, t] = following = delta[:, t] + decay[:, t] * following
-        torch.testing.assert_close(ppo.gae(delta, decay), expected)
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])
+def test_gae_equals_the_loop_over_steps(num_steps):
+    generator = torch.Generator().manual_seed(num_steps)
+    delta = torch.randn(6, num_steps, generator=generator, dtype=torch.float64)
+    continues = torch.rand(6, num_steps, generator=generator) < 0.8
+    decay = 0.95 * continues.double()
+    expected = torch.zeros_like(delta)
+    following = 0
+    for step in reversed(range(num_steps)):
+        following = delta[:, step] + decay[:, step] * following
+        expected[:, step] = following
+    torch.testing.assert_close(ppo.gae(delta, decay), expected)
 
 
-def minibatches(agent, sizes=(12, 12, 8)):
-    """A batch of the agent's own actions, and the rows of a few minibatches."""
+def random_batch(agent):
+    """32 rows with the agent's own actions."""
     generator = torch.Generator().manual_seed(0)
-    batch = dict(observation=torch.randn(32, agent.actor[0].in_features, generator=generator))
+    observation = torch.randn(32, agent.actor[0].in_features, generator=generator)
     with torch.no_grad():
-        distribution = agent.get_distribution(batch["observation"])
-        batch["action"] = distribution.sample()
-        batch["logprob"] = distribution.log_prob(batch["action"])
-    batch |= {
-        name: 5 * torch.randn(32, generator=generator) for name in ("advantage", "value", "ret")
-    }
-    return batch, torch.randperm(32, generator=generator).split(sizes)
+        distribution = agent.get_distribution(observation)
+        action = distribution.sample()
+        logprob = distribution.log_prob(action)
+    batch = {"observation": observation, "action": action, "logprob": logprob}
+    for name in ("advantage", "value", "ret"):
+        batch[name] = 5 * torch.randn(32, generator=generator)
+    return batch
 
 
-@pytest.mark.parametrize(("env", "max_grad_norm"), [("CartPole-v1", 1e9), ("Pendulum-v1", 0.5)])
-def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_norm):
-    args = ppo.Args(env_id=env, ent_coef=0.01, max_grad_norm=max_grad_norm)
-    ours = ppo.Agent(ppo.make_env(args, 2))
-    theirs = copy.deepcopy(ours)
-    optimizers = [
-        torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5)
-        for agent in (ours, theirs)
-    ]
-    tensors, (batch, rows) = ppo.adam_tensors(optimizers[0]), minibatches(ours)
-    for learning_rate in (0.01, 0.003):
-        tensors["lr"].fill_(learning_rate)
-        optimizers[1].param_groups[0]["lr"] = learning_rate
-        for mb_inds in rows:
-            stats = ppo.update(ours, tensors, batch, mb_inds, args)
-            loss, expected = ppo.ppo_loss(
-                theirs, {name: value[mb_inds] for name, value in batch.items()}, args
-            )
-            optimizers[1].zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm)
-            assert (norm > max_grad_norm) == (max_grad_norm < 1)
-            optimizers[1].step()
-            torch.testing.assert_close(stats, expected)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-    torch.testing.assert_close(
-        optimizers[0].state_dict()["state"], optimizers[1].state_dict()["state"]
-    )
+@pytest.mark.parametrize(("env_id", "max_norm"), [("CartPole-v1", 1e9), ("Pendulum-v1", 0.5)])
+def test_ppo_gradients_are_clipped_by_their_norm(env_id, max_norm):
+    args = ppo.Args(env_id=env_id, ent_coef=0.01, max_grad_norm=max_norm)
+    agent = ppo.Agent(ppo.make_env(args, 2))
+    batch = random_batch(agent)
+    rows = torch.arange(0, 32, 3)
+    stats = ppo.compute_gradients(agent, batch, rows, args)
+    minibatch = {name: value[rows] for name, value in batch.items()}
+    loss, expected_stats = ppo.ppo_loss(agent, minibatch, args)
+    torch.testing.assert_close(stats, expected_stats)
+    expected = torch.autograd.grad(loss, agent.parameters())
+    norm = sum(gradient.square().sum() for gradient in expected).sqrt()
+    assert (norm > max_norm) == (max_norm < 1)
+    scale = min(1, max_norm / norm)
+    for parameter, gradient in zip(agent.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, scale * gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("target_kl", "epochs"), [(None, 4), (1e9, 4), (-1.0, 1)])
+def test_ppo_update_ends_early_beyond_the_target_kl(target_kl, epochs):
+    args = ppo.Args(num_minibatches=3, update_epochs=4, learning_rate=1e-3, target_kl=target_kl)
+    agent = ppo.Agent(ppo.make_env(args, 2))
+    optimizer = ppo.make_optimizer(agent, args)
+    ppo.update(agent, optimizer, random_batch(agent), args, ppo.compute_gradients)
+    assert optimizer.state[agent.actor[0].weight]["step"] == 3 * epochs
 
 
 @pytest.mark.long
 @pytest.mark.full
-def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path):
-    found = []
+def test_ppo_compiled_learns_what_eager_mode_learns(tmp_path):
+    agents = []
     for compiled in (False, True):
-        small = dict(
+        args = ppo.Args(
             env_id="Pendulum-v1",
             backend="gymnasium",
             num_envs=4,
             num_steps=16,
-            num_minibatches=3,
+            num_minibatches=3,  # the last one is smaller
             update_epochs=2,
+            total_timesteps=192,
+            compile=compiled,
+            out=tmp_path,
         )
-        metrics = ppo.main(ppo.Args(**small, total_timesteps=192, compile=compiled, out=tmp_path))
-        found.append(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"])
-        assert (
-            metrics["steps_per_second_steady"] > 0 and (metrics["compile_seconds"] > 0) == compiled
-        )
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        metrics = ppo.main(args)
+        agents.append(load(tmp_path)["agent"])
+        assert metrics["steps_per_second_steady"] > 0
+        assert (metrics["compile_seconds"] > 0) == compiled
+    torch.testing.assert_close(*agents, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.full
-def test_ppo_resumed_from_a_checkpoint_ends_in_the_same_state_with_each_step_once(
-    ppo, tmp_path, monkeypatch
-):
-    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, tensorboard=True)
-    ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
-    with (
-        monkeypatch.context() as patch
-    ):  # it leaves the checkpoint of its second iteration, as if killed later
-        save = ppo.save
-        patch.setattr(
-            ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None
+def test_ppo_resumed_ends_in_the_same_state_with_each_step_once(tmp_path, monkeypatch):
+    def train(folder, **arguments):
+        args = ppo.Args(
+            num_envs=4,
+            num_steps=32,
+            total_timesteps=640,
+            save_every=2,
+            tensorboard=True,
+            out=tmp_path / folder,
+            **arguments,
         )
-        ppo.main(ppo.Args(**args, out=tmp_path / "killed"))
-    ppo.main(ppo.Args(**args, out=tmp_path / "killed", resume=True))
-    ends = [
-        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-        for name in ("killed", "whole")
-    ]
+        ppo.main(args)
+
+    train("whole")
+    save = ppo_output.Checkpoint.save
+
+    def save_second(checkpoint, iteration, processes):
+        if iteration + 1 == 2:
+            save(checkpoint, iteration, processes)
+
+    with monkeypatch.context() as patch:  # as if killed before the second checkpoint
+        patch.setattr(ppo_output.Checkpoint, "save", save_second)
+        train("killed")
+    train("killed", resume=True)
+
+    killed = load(tmp_path / "killed")
+    whole = load(tmp_path / "whole")
     for name in ("agent", "optimizer", "processes"):
-        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=0)
+        torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
     assert len(list((tmp_path / "killed").glob("events.out.tfevents.*"))) == 2
-    found, expected = (scalars(tmp_path / name) for name in ("killed", "whole"))
-    events = EventAccumulator(str(tmp_path / "killed")).Reload().Scalars("losses/value_loss")
-    assert [event.step for event in events] == [128, 256, 384, 512, 640]
-    assert {**found, "charts/SPS": None} == {**expected, "charts/SPS": None}
+    found = scalars(tmp_path / "killed")
+    expected = scalars(tmp_path / "whole")
+    assert list(found["losses/value_loss"]) == [128, 256, 384, 512, 640]
+    del found["charts/SPS"]
+    del expected["charts/SPS"]
+    assert found == expected
 
 
-class Says:
-    """An agent with these values and equal logits for two actions."""
-
-    def __init__(self, *values):
-        self.values = torch.tensor(values)
-
-    def get_value(self, observation):
-        return self.values
-
-    def get_distribution(self, observation):
-        return torch.distributions.Categorical(logits=torch.zeros(len(self.values), 2))
-
-
-def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
-    # Two actions of probability 1/2 whose old probabilities make the ratios 1.5 and 0.5; values 1, returns 3.
-    batch = dict(
-        observation=torch.zeros(2, 1),
-        action=torch.tensor([0, 1]),
-        logprob=torch.tensor([1 / 3, 1.0]).log(),
+def constant_agent(*values):
+    """An agent with these values, and equal logits for two actions."""
+    return SimpleNamespace(
+        get_value=lambda observation: torch.tensor(values),
+        get_distribution=lambda observation: equal_logits(len(values)),
     )
-    batch |= dict(advantage=torch.tensor([1.0, -1.0]), ret=torch.full((2,), 3.0))
+
+
+def test_ppo_loss_equals_values_by_hand():
+    # Two actions of probability 1/2 have ratios 1.5 and 0.5. Values are 1, returns 3.
+    batch = {
+        "observation": torch.zeros(2, 1),
+        "action": torch.tensor([0, 1]),
+        "logprob": torch.tensor([1 / 3, 1.0]).log(),
+        "advantage": torch.tensor([1.0, -1.0]),
+        "ret": torch.full((2,), 3.0),
+    }
     args = ppo.Args(clip_coef=0.2, ent_coef=0.1, vf_coef=0.25, norm_adv=False)
-    loss, stats = ppo.ppo_loss(Says(1.0, 1.0), TensorDict(batch, [2]), args)
-    ratio, entropy = torch.tensor([1.5, 0.5]), torch.tensor(2.0).log()
+    loss, stats = ppo.ppo_loss(constant_agent(1.0, 1.0), batch, args)
+    ratio = torch.tensor([1.5, 0.5])
+    entropy = torch.tensor(2.0).log()
+    policy_loss = torch.tensor((-1.2 + 0.8) / 2)  # clipped in both rows
     expected = {
-        "policy_loss": torch.tensor(
-            (-1.2 + 0.8) / 2
-        ),  # the clipped objective, the worse one in both rows
+        "policy_loss": policy_loss,
         "value_loss": torch.tensor(2.0),
         "entropy": entropy,
         "old_approx_kl": -ratio.log().mean(),
@@ -269,118 +320,116 @@ def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
         "clipfrac": torch.tensor(1.0),
     }
     torch.testing.assert_close(stats, expected)
-    torch.testing.assert_close(loss, expected["policy_loss"] + 0.25 * 2 - 0.1 * entropy)
+    torch.testing.assert_close(loss, policy_loss + 0.25 * 2 - 0.1 * entropy)
 
 
-def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of_both_if_clip_vloss(
-    ppo,
-):
-    batch = dict(
-        observation=torch.zeros(3, 1),
-        action=torch.tensor([0, 1, 0]),
-        logprob=torch.full((3,), 0.5).log(),
-    )
-    batch |= dict(
-        advantage=torch.tensor([1.0, -1.0, 0.0]),
-        value=torch.full((3,), 0.5),
-        ret=torch.tensor([3.0, 0.5, 3.0]),
-    )
-    # Away from 0.5 by 0.2 at most: 0.7, 0.7 and 0.6. In the second row the value itself is further away from the return.
-    for clip, squares in ((True, [2.3**2, 0.5**2, 2.4**2]), (False, [2.0**2, 0.5**2, 2.4**2])):
-        args = ppo.Args(clip_coef=0.2, clip_vloss=clip, norm_adv=False)
-        stats = ppo.ppo_loss(Says(1.0, 1.0, 0.6), TensorDict(batch, [3]), args)[1]
-        torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
+# Values move by 0.2 at most from 0.5, to 0.7, 0.7 and 0.6. The larger error counts.
+@pytest.mark.parametrize(
+    ("clip_vloss", "errors"),
+    [(True, [2.3, 0.5, 2.4]), (False, [2.0, 0.5, 2.4])],
+    ids=["clipped", "not clipped"],
+)
+def test_ppo_value_loss_takes_the_larger_error(clip_vloss, errors):
+    batch = {
+        "observation": torch.zeros(3, 1),
+        "action": torch.tensor([0, 1, 0]),
+        "logprob": torch.full((3,), 0.5).log(),
+        "advantage": torch.tensor([1.0, -1.0, 0.0]),
+        "value": torch.full((3,), 0.5),
+        "ret": torch.tensor([3.0, 0.5, 3.0]),
+    }
+    args = ppo.Args(clip_coef=0.2, clip_vloss=clip_vloss, norm_adv=False)
+    _, stats = ppo.ppo_loss(constant_agent(1.0, 1.0, 0.6), batch, args)
+    expected = 0.5 * torch.tensor(errors).square().mean()
+    torch.testing.assert_close(stats["value_loss"], expected)
 
 
-CLEANRL = {
-    **{
-        "--env-id": "Acrobot-v1",
-        "--seed": 7,
-        "--total-timesteps": 11,
-        "--learning-rate": 0.25,
-        "--num-envs": 3,
-    },
-    **{
-        "--num-steps": 5,
-        "--gamma": 0.5,
-        "--gae-lambda": 0.75,
-        "--num-minibatches": 6,
-        "--update-epochs": 8,
-    },
-    **{
-        "--clip-coef": 0.1,
-        "--ent-coef": 0.01,
-        "--vf-coef": 0.3,
-        "--max-grad-norm": 0.4,
-        "--target-kl": 0.02,
-    },
-}
+FLAGS = """
+    --env-id Acrobot-v1 --seed 7 --total-timesteps 11 --learning-rate 0.25 --num-envs 3
+    --num-steps 5 --gamma 0.5 --gae-lambda 0.75 --num-minibatches 6 --update-epochs 8
+    --clip-coef 0.1 --ent-coef 0.01 --vf-coef 0.3 --max-grad-norm 0.4 --target-kl 0.02
+"""
 
 
-def test_ppo_flags_have_cleanrl_names_and_presets_its_defaults(ppo):
-    args = tyro.cli(
-        ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))]
-    )
-    assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL
+def test_ppo_flags_have_names_of_cleanrl():
+    args = tyro.cli(ppo.Args, args=FLAGS.split())
+    words = FLAGS.split()
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        assert str(getattr(args, flag[2:].replace("-", "_"))) == value
+
+
+def test_ppo_switches_have_negations_of_cleanrl():
     args = tyro.cli(ppo.Args, args=["--no-anneal-lr", "--no-norm-adv", "--tensorboard"])
     assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (False, False, True)
-    assert (ppo.Args().anneal_lr, ppo.Args().norm_adv, ppo.Args().tensorboard) == (
-        True,
-        True,
-        False,
-    )
-    rows = list(ppo.PRESETS.values())
-    assert all(row.keys() == rows[0].keys() for row in rows) and all(
-        getattr(ppo.Args(), name) is None for name in rows[0]
-    )
-    assert set(tw.registration.NATIVE) - {"CartPole-v0"} < set(ppo.PRESETS)
-    # The defaults of ppo_continuous_action.py, as its documentation lists them.
-    args = {**vars(ppo.Args()), **ppo.PRESETS["any other env with continuous actions"]}
-    cleanrl = dict(
-        total_timesteps=1_000_000,
-        learning_rate=3e-4,
-        num_envs=1,
-        num_steps=2048,
-        anneal_lr=True,
-        gamma=0.99,
-    )
-    cleanrl |= dict(
-        gae_lambda=0.95,
-        num_minibatches=32,
-        update_epochs=10,
-        norm_adv=True,
-        clip_coef=0.2,
-        clip_vloss=True,
-    )
-    cleanrl |= dict(ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5, target_kl=None)
-    assert {name: args[name] for name in cleanrl} == cleanrl
+    args = ppo.Args()
+    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (True, True, False)
 
 
-def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(ppo, tmp_path):
-    small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=1, out=tmp_path)
-    ppo.main(ppo.Args(**small))
-    with pytest.raises(
-        ValueError,
-        match=r"--resume needs the arguments of the run in .*, which had \{'gamma': '0.98'\}",
-    ):
-        ppo.main(ppo.Args(**small, gamma=0.9, resume=True))
-    with pytest.raises(
-        ValueError, match="--resume needs an env of torchwrap's own, but got <FlattenObservation"
-    ):
-        ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
+def test_presets_fill_in_the_same_arguments_of_each_native_env():
+    names = ppo_presets.PRESETS["CartPole-v1"].keys()
+    for preset in ppo_presets.PRESETS.values():
+        assert preset.keys() == names
+    assert {getattr(ppo.Args(), name) for name in names} == {None}
+    assert set(tw.registration.NATIVE) - {"CartPole-v0"} < ppo_presets.PRESETS.keys()
+
+
+def test_defaults_of_continuous_actions_are_cleanrls():
+    # As the documentation of ppo_continuous_action.py lists them
+    cleanrl = {
+        "total_timesteps": 1_000_000,
+        "learning_rate": 3e-4,
+        "num_envs": 1,
+        "num_steps": 2048,
+        "anneal_lr": True,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "num_minibatches": 32,
+        "update_epochs": 10,
+        "norm_adv": True,
+        "clip_coef": 0.2,
+        "clip_vloss": True,
+        "ent_coef": 0.0,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "target_kl": None,
+    }
+    args = ppo.Args(env_id="HalfCheetah-v5")
+    ppo_presets.fill_in(args, tw.make)
+    assert vars(args).items() >= cleanrl.items()
+
+
+SMALL = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "update_epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        pytest.param({"gamma": 0.9}, "gamma", id="other arguments"),
+        pytest.param({"backend": "gymnasium"}, "torchwrap's own", id="simulator on the host"),
+    ],
+)
+def test_ppo_resume_is_refused(tmp_path, arguments, fault):
+    ppo.main(ppo.Args(**SMALL, out=tmp_path))
+    with pytest.raises(ValueError, match=fault):
+        ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True, **arguments))
+
+
+def test_ppo_in_a_process_of_torchrun_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(RuntimeError, match=r"ppo_distributed\.py"):
+        ppo.main(ppo.Args())
 
 
 class Matching(FuncEnv):
-    """A Dict observation says which of 3 and which of 2 parts of an action are rewarded."""
+    """Rewards the action that the Dict observation shows, of 3 and 2 choices."""
 
     observation_space = spaces.Dict(first=spaces.Discrete(3), second=spaces.Box(0, 1, (1,)))
     action_space = spaces.MultiDiscrete([3, 2])
 
     def initial(self, rng, params=None):
-        return {
-            "first": tw.random.integers(rng, 3),
-            "second": tw.random.integers(rng.fold_in(1), 2),
-        }
+        first = tw.random.integers(rng, 3)
+        second = tw.random.integers(rng.fold_in(1), 2)
+        return {"first": first, "second": second}
 
     def transition(self, state, action, rng, params=None):
         return self.initial(rng)
@@ -389,81 +438,103 @@ class Matching(FuncEnv):
         return {"first": state["first"], "second": state["second"].float().unsqueeze(0)}
 
     def reward(self, state, action, next_state, rng, params=None):
-        return ((action[0] == state["first"]) & (action[1] == state["second"])).float()
+        first, second = action.unbind()
+        return ((first == state["first"]) & (second == state["second"])).float()
 
     def terminal(self, state, rng, params=None):
         return state["first"] < 0
 
 
-def test_ppo_actions_of_one_choice_in_a_multidiscrete_space_have_its_shape(ppo):
-    for space, shape in (
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
         (spaces.MultiDiscrete([3]), (4, 1)),
         (spaces.MultiDiscrete([3, 2]), (4, 2)),
         (spaces.Discrete(3), (4,)),
-    ):
-        env = ScriptedEnv(4, (2,), action_space=space)
-        assert env.step(ppo.Agent(env).act(env.reset(seed=0)))[0]["action"].shape == shape
+    ],
+    ids=str,
+)
+def test_agent_actions_have_the_shape_of_the_space(space, shape):
+    env = ScriptedEnv(4, (2,), action_space=space)
+    transition, _ = env.step(ppo.Agent(env).act(env.reset(seed=0)))
+    assert transition["action"].shape == shape
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_ppo_learns_multidiscrete_actions_from_a_dict(ppo, registry, tmp_path, compiled):
+def test_ppo_learns_multidiscrete_actions_from_a_dict(registry, tmp_path, compiled):
     tw.register("test/Matching-v0", Matching, max_episode_steps=16)
-    sizes = dict(
-        num_envs=32, num_steps=64, total_timesteps=20_480, learning_rate=3e-3, num_minibatches=4
+    args = ppo.Args(
+        env_id="test/Matching-v0",
+        num_envs=32,
+        num_steps=64,
+        total_timesteps=20_480,
+        learning_rate=3e-3,
+        num_minibatches=4,
+        compile=compiled,
+        out=tmp_path,
     )
-    metrics = ppo.main(
-        ppo.Args(env_id="test/Matching-v0", seed=1, compile=compiled, out=tmp_path, **sizes)
-    )
-    assert metrics["final_mean_return"] > 10  # of 16; at random 2.7
+    assert ppo.main(args)["final_mean_return"] > 10  # of 16; at random 2.7
 
 
 @pytest.mark.full
-def test_custom_env_is_short_and_trained_by_ppo(ppo, tmp_path):
-    custom = load_example("custom_env")
-    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50
-    small = dict(num_envs=4, num_steps=32, total_timesteps=512, num_minibatches=2)
-    ppo.main(ppo.Args(env_id="PointMass", **small, out=tmp_path), custom.make)
-    assert json.loads((tmp_path / "metrics.json").read_text())["target_return"] is None
+def test_custom_env_is_short_and_trained_by_ppo(tmp_path):
+    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 60
+    args = ppo.Args(
+        env_id="PointMass",
+        num_envs=4,
+        num_steps=32,
+        total_timesteps=512,
+        num_minibatches=2,
+        out=tmp_path,
+    )
+    assert ppo.main(args, custom_env.make)["target_return"] is None
     assert (tmp_path / "learning_curve.png").exists()
 
 
 @pytest.mark.full
 def test_grid_world_keeps_the_contract():
-    func_env = load_example("grid_world").KeyAndDoor()
-    check_env(
-        lambda num_envs, **more: tw.FunctionalEnv(func_env, num_envs, max_episode_steps=9, **more)
-    )
+    def make(num_envs, **arguments):
+        func_env = grid_world.KeyAndDoor()
+        return tw.FunctionalEnv(func_env, num_envs, max_episode_steps=9, **arguments)
+
+    check_env(make)
 
 
-def test_grid_world_moves_and_renders_its_state():
-    env = tw.FunctionalEnv(load_example("grid_world").KeyAndDoor(), 2)
-    td = env.reset(seed=0)
+@pytest.fixture
+def corridor():
+    """Two worlds with one corridor: agent, key, nothing, door; and the door next to the agent."""
+    env = tw.FunctionalEnv(grid_world.KeyAndDoor(), 2)
+    env.reset(seed=0)
     walls = torch.ones(8, 8, dtype=torch.bool)
-    walls[1, 1:-1] = (
-        False  # one corridor: agent, key, nothing, door in the first world; door next to the agent in the second
-    )
+    walls[1, 1:-1] = False
+    env.state["walls"].copy_(walls.flatten().expand(2, -1))
     for name, cells in {"agent": (9, 10), "key": (10, 13), "door": (12, 9)}.items():
         env.state[name].copy_(torch.tensor(cells))
-    env.state["walls"].copy_(walls.flatten().expand(2, -1))
-    seen = []
+    successors = []
     for action in (0, 3, 3, 3):  # up, against the wall; then right
-        transition, td = env.step(td.set("action", torch.tensor([action, 2])))
-        seen.append(transition["next"])
-    assert torch.stack([step["reward"][:, 0] for step in seen]).tolist() == [
-        pytest.approx([-0.01, -0.01]),
-        pytest.approx([0.49, -0.01]),  # the key; the second stands at the door without it
-        pytest.approx([-0.01, -0.01]),
-        pytest.approx([0.99, -0.01]),
-    ]
-    assert [step["terminated"].flatten().tolist() for step in seen] == [[False, False]] * 3 + [
-        [True, False]
-    ]
-    final = seen[-1]["observation"]
-    assert final["has_key"].tolist() == [1, 0] and final["pixels"].shape == (2, 48, 48, 3)
-    assert final["pixels"][0, 6, 24].tolist() == [220, 30, 30] and final["pixels"][
-        0, 6, 12
-    ].tolist() == [0, 0, 0]
-    assert final["pixels"][1, 6, 30].tolist() == [255, 220, 0] and final["pixels"][
-        1, 0, 0
-    ].tolist() == [90, 90, 90]
+        transition, _ = env.step(torch.tensor([action, 2]))
+        successors.append(transition["next"])
+    return torch.stack(successors)
+
+
+def test_grid_world_rewards_the_key_and_the_door(corridor):
+    expected = [[-0.01, -0.01], [0.49, -0.01], [-0.01, -0.01], [0.99, -0.01]]
+    torch.testing.assert_close(corridor["reward"].squeeze(-1), torch.tensor(expected))
+    assert corridor["terminated"].flatten().nonzero().tolist() == [[6]]  # step 3, env 0
+    assert corridor[-1]["observation", "has_key"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("env", "y", "x", "color"),
+    [
+        pytest.param(0, 6, 24, [220, 30, 30], id="agent"),
+        pytest.param(0, 6, 12, [0, 0, 0], id="floor"),
+        pytest.param(1, 6, 30, [255, 220, 0], id="key"),
+        pytest.param(1, 0, 0, [90, 90, 90], id="wall"),
+    ],
+)
+def test_grid_world_draws_its_state(corridor, env, y, x, color):
+    pixels = corridor[-1]["observation", "pixels"]
+    assert pixels.shape == (2, 48, 48, 3)
+    assert pixels[env, y, x].tolist() == color

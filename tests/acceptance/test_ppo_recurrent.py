@@ -1,55 +1,59 @@
-"""examples/ppo_recurrent.py: the state that the env carries is the one that backpropagation through time computes again."""
+"""examples/ppo_recurrent.py: backpropagation through time computes the carried states again."""
 
+import ppo_recurrent as recurrent
 import pytest
 import torch
-from helpers import load_example
+from gymnasium.spaces import Box
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
 
-@pytest.fixture(scope="module")
-def recurrent():
-    threads = torch.get_num_threads()
-    load_example("ppo")  # the script imports it from its own folder
-    yield load_example("ppo_recurrent")
-    torch.set_num_threads(threads)
-
-
-def test_states_computed_through_time_equal_those_that_were_carried(recurrent):
+def test_states_through_time_equal_the_carried_states():
     args = recurrent.Args(num_envs=6, num_steps=40)
     torch.manual_seed(0)
-    env, agent = recurrent.make_env(args, args.num_envs), recurrent.Agent(args)
+    env = recurrent.make_env(args, args.num_envs)
+    agent = recurrent.Agent(args)
     collect = tw.Collector(env, agent.act, args.num_steps)
     _, td = collect(env.reset(seed=0))
     data, _ = collect(td)
-    assert data["is_init"][:, 1:].any() and data["hidden"][:, 0].any()
+    assert data["is_init"][:, 1:].any()
+    assert data["hidden"][:, 0].any()
     with torch.no_grad():
         states = agent.remember_all(data["observation"], data["hidden"][:, 0], data["is_init"])
     torch.testing.assert_close(states, data["next", "hidden"])
 
 
-def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recurrent):
+@pytest.fixture
+def fresh():
+    """Arguments, an agent, and a batch of its own rollout."""
     args = recurrent.Args(num_envs=4, num_steps=12)
-    env, agent = recurrent.make_env(args, args.num_envs), recurrent.Agent(args)
+    agent = recurrent.Agent(args)
+    env = recurrent.make_env(args, args.num_envs)
     data, _ = tw.rollout(env, agent.act, args.num_steps)
-    batch = recurrent.make_batch(agent, data, args)
+    return args, agent, recurrent.make_batch(agent, data, args)
+
+
+def test_ratios_of_a_fresh_batch_are_one(fresh):
+    _, agent, batch = fresh
     states = agent.remember_all(batch["observation"], batch["hidden"], batch["is_init"])
-    torch.testing.assert_close(
-        agent.get_distribution(states).log_prob(batch["action"]).detach(), batch["logprob"]
-    )
-    start = batch["hidden"].requires_grad_()
-    recurrent.loss_of(
-        agent, {**batch, "is_init": torch.zeros_like(batch["is_init"])}, args
-    ).backward()
-    assert start.grad.abs().sum() > 0
+    logprob = agent.get_distribution(states).log_prob(batch["action"])
+    torch.testing.assert_close(logprob.detach(), batch["logprob"])
 
 
-def test_value_after_a_truncation_is_that_of_the_final_observation_and_its_state(recurrent):
+def test_gradients_reach_the_initial_state_of_a_chunk(fresh):
+    args, agent, batch = fresh
+    batch["is_init"].fill_(False)
+    batch["hidden"].requires_grad_()
+    recurrent.ppo_loss(agent, batch, args).backward()
+    assert batch["hidden"].grad.any()
+
+
+def test_truncated_episode_is_bootstrapped_from_its_final_observation_and_state():
     args = recurrent.Args(num_envs=4, num_steps=3, gamma=0.5)
     env = tw.TransformedEnv(
         tw.make("CartPole-v1", 4, max_episode_steps=3),
-        T.TransformObservation(recurrent.positions, recurrent.Box(-10, 10, (2,))),
+        T.TransformObservation(recurrent.positions, Box(-10, 10, (2,))),
         tw.PolicyState({"hidden": (args.hidden_size,)}),
     )
     agent = recurrent.Agent(args)
@@ -65,5 +69,5 @@ def test_value_after_a_truncation_is_that_of_the_final_observation_and_its_state
 
 @pytest.mark.long
 @pytest.mark.full
-def test_recurrent_policy_balances_a_pole_whose_velocity_it_does_not_see(recurrent):
+def test_recurrent_policy_balances_a_pole_with_hidden_velocities():
     assert recurrent.main(recurrent.Args(seed=7, total_timesteps=120_000)) >= 450

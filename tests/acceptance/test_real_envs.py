@@ -1,4 +1,4 @@
-"""Transforms match Gymnasium's wrappers of the same names and arguments on real envs, step by step from the same seeds."""
+"""Transforms match Gymnasium's wrappers of the same names on real envs, step by step."""
 
 from collections import Counter
 
@@ -47,12 +47,11 @@ def use(name, **arguments):
     return name, arguments
 
 
-STACK, TIME, RECORD = (
-    "FrameStackObservation",
-    "TimeAwareObservation",
-    use("RecordEpisodeStatistics"),
-)
-GRAY, SQUARE = use("GrayscaleObservation"), use("ResizeObservation", shape=(84, 84))
+STACK = "FrameStackObservation"
+TIME = "TimeAwareObservation"
+RECORD = use("RecordEpisodeStatistics")
+GRAY = use("GrayscaleObservation")
+SQUARE = use("ResizeObservation", shape=(84, 84))
 
 EVERYWHERE = [  # stacks of transforms, innermost first
     [use(STACK, stack_size=1)],
@@ -158,69 +157,64 @@ def build(group, stack):
     oracles = [gymnasium.make(id, **arguments) for _ in range(3)]
     for name, settings in stack:
         oracles = [getattr(wrappers, name)(oracle, **settings) for oracle in oracles]
-    return tw.TransformedEnv(
-        env, *[getattr(T, name)(**settings) for name, settings in stack]
-    ), oracles
+    transforms = [getattr(T, name)(**settings) for name, settings in stack]
+    return tw.TransformedEnv(env, *transforms), oracles
 
 
 def assert_agree(env, oracles, num_steps):
-    """Asserts that both are equal, step by step, and counts how episodes ended. Single envs are reset by hand."""
+    """Asserts that an env equals single envs, which are reset by hand. Counts the kinds of ends."""
     assert env.single_observation_space == oracles[0].observation_space
     assert env.single_action_space == oracles[0].action_space
-    td, endings = env.reset(seed=3), Counter()
+    endings = Counter()
+    td = env.reset(seed=3)
     observations = [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)]
     for step in range(num_steps):
-        if (
-            step == 3
-        ):  # in mid-episode, so that from here on even episodes of equal length do not end together
+        if step == 3:  # from here on, even episodes of equal length do not end together
             td = env.reset(mask=torch.tensor([False, True, False]))
             observations[1], _ = oracles[1].reset()
         assert_values_equal(td["observation"], observations)
         action = env.sample_action()
         transition, td = env.step(td.set("action", action))
         results = [oracle.step(row.numpy()) for oracle, row in zip(oracles, action, strict=True)]
-        observations, reward, *flags, info = zip(*results, strict=True)
-        successor, observations = transition["next"], list(observations)
-        assert_values_equal(successor["observation"], observations)
-        assert_values_equal(successor["reward"], np.float32(reward)[:, None])
-        assert_values_equal(
-            torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags)
-        )
-        for key in env.unwrapped.info_spaces:
-            assert_values_equal(
-                successor["info", key], np.float32([one[key] for one in info])[:, None]
-            )
-        for row, (terminated, truncated) in enumerate(zip(*flags, strict=True)):
+        successor = transition["next"]
+        assert_successor(successor, results, env.unwrapped.info_spaces)
+        for row, (observation, _, terminated, truncated, info) in enumerate(results):
+            observations[row] = observation
             if not terminated and not truncated:
                 continue
-            endings[
-                "both" if terminated and truncated else "terminated" if terminated else "truncated"
-            ] += 1
+            endings[ENDINGS[bool(terminated), bool(truncated)]] += 1
             observations[row], _ = oracles[row].reset()
-            if "episode" in info[row]:  # Gymnasium sums in float64, torchwrap's rewards are float32
-                assert successor["episode_return"][row].item() == pytest.approx(
-                    info[row]["episode"]["r"], rel=1e-6
-                )
-                assert successor["episode_length"][row].item() == info[row]["episode"]["l"]
+            if "episode" in info:  # Gymnasium sums in float64, torchwrap's rewards are float32
+                returned = pytest.approx(info["episode"]["r"], rel=1e-6)
+                assert successor["episode_return"][row].item() == returned
+                assert successor["episode_length"][row].item() == info["episode"]["l"]
     assert_values_equal(td["observation"], observations)
     return endings
 
 
-@pytest.mark.parametrize(
-    ("group", "stack"),
-    [
-        pytest.param(
-            group,
-            stack,
-            id="-".join([group, *(name for name, _ in stack)]),
-            marks=() if quick else pytest.mark.full,
-        )
-        for group, stack in CASES
-        for quick in [
-            group in QUICK or ("pongs" not in group and stack in SPECIAL.get(group, [])[:1])
-        ]
-    ],
-)
+ENDINGS = {(True, False): "terminated", (False, True): "truncated", (True, True): "both"}
+
+
+def assert_successor(successor, results, info_keys):
+    observations, reward, terminated, truncated, infos = zip(*results, strict=True)
+    assert_values_equal(successor["observation"], list(observations))
+    assert_values_equal(successor["reward"], np.float32(reward)[:, None])
+    assert_values_equal(successor["terminated"], np.array(terminated)[:, None])
+    assert_values_equal(successor["truncated"], np.array(truncated)[:, None])
+    for key in info_keys:
+        expected = np.float32([info[key] for info in infos])
+        assert_values_equal(successor["info", key], expected[:, None])
+
+
+def case(group, stack):
+    is_quick = group in QUICK
+    if "pongs" not in group:
+        is_quick |= stack in SPECIAL.get(group, [])[:1]
+    name = "-".join([group, *(name for name, _ in stack)])
+    return pytest.param(group, stack, id=name, marks=[] if is_quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize("group, stack", [case(*each) for each in CASES])
 def test_transforms_on_a_real_env_match_gymnasiums_wrappers(group, stack):
     endings = assert_agree(*build(group, stack), ENVS[group][2])
     assert endings.total() >= 6
@@ -229,14 +223,12 @@ def test_transforms_on_a_real_env_match_gymnasiums_wrappers(group, stack):
 
 
 def test_time_limit_truncates_as_gymnasiums_and_still_terminates():
-    assert (
-        set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90))
-        == ENVS["short poles"][3]
-    )
+    limited = build("poles", [use("TimeLimit", max_episode_steps=15)])
+    assert set(assert_agree(*limited, 90)) == ENVS["short poles"][3]
 
 
 def test_all_of_gymnasiums_transforms_have_cases():
-    # Except those that normalize, which differ on purpose, those that draw random numbers, and the one that changes nothing.
+    # Others differ on purpose, draw random numbers, or change nothing.
     others = {
         "NormalizeObservation",
         "NormalizeReward",

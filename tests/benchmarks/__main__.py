@@ -19,11 +19,8 @@ SUITES = {
     "ppo": ppo.run,
     "startup": startup.run,
 }
-EVERYWHERE = (
-    "glue",
-    "cartpole",
-    "bridge",
-)  # by default in every setting; the others only in the last, because of the time
+# By default in every setting; the others only in the last, because of the time
+EVERYWHERE = ("glue", "cartpole", "bridge")
 GPU_SUITES = {"collector": cartpole.collector}
 
 
@@ -92,32 +89,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--python", action="append", default=[], metavar="SIDE=PATH", help="interpreter of a side"
     )
     arguments = vars(parser.parse_args(argv))
-    path, plot, suites, isas, threads = (
-        arguments.pop(name) for name in ("json", "plot", "suite", "isa", "threads")
-    )
+    path = arguments.pop("json")
+    plot = arguments.pop("plot")
+    suites = arguments.pop("suite")
+    isas = arguments.pop("isa")
+    threads = arguments.pop("threads")
     if arguments.pop("tables"):
         return print(report.tables(json.loads((path or FILE).read_text())))
     pythons = dict(_side(parser, text) for text in arguments.pop("python"))
     options = Options(compile=not arguments.pop("no_compile"), pythons=pythons, **arguments)
 
     here = machine(options)
-    figures: Figures = (
-        json.loads(path.read_text())
-        if path and path.exists() and path.stat().st_size
-        else {"machine": here}
-    )
+    figures: Figures = {"machine": here}
+    if path and path.exists() and path.stat().st_size > 0:
+        figures = json.loads(path.read_text())
     if figures["machine"] != here:
-        parser.error(
-            f"{path} has figures of another machine, of other versions or of another --num-steps: name a new file."
-        )
+        fault = "must have this machine, these versions and this --num-steps. Name a new file"
+        parser.error(f"--json: {path} {fault}.")
     print(json.dumps(here, indent=1))
-    every = [replace(options, isa=isa, threads=number) for isa, number in settings(isas, threads)]
+    every = []
+    for isa, number in settings(isas, threads):
+        every.append(replace(options, isa=isa, threads=number))
     for name in suites:
         everywhere = isas or threads or (name in EVERYWHERE and options.device == "cpu")
-        for one in every if everywhere else every[-1:]:
-            found = (SUITES | GPU_SUITES)[name](one)
-            print(f"\n{name}, {report.words([one.setting])}:\n{report.table(found)}", flush=True)
-            figures.update({f"{key}/{one.setting}": row for key, row in found.items()})
+        for each in every if everywhere else every[-1:]:
+            found = (SUITES | GPU_SUITES)[name](each)
+            title = f"{name}, {report.words([each.setting])}"
+            print(f"\n{title}:\n{report.table(found)}", flush=True)
+            figures.update({f"{key}/{each.setting}": row for key, row in found.items()})
             figures.setdefault("commits", {})[name] = _commit()
             if path:
                 path.write_text(report.dumps(figures))
@@ -127,12 +126,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _side(parser: argparse.ArgumentParser, text: str) -> list[str]:
     if "=" not in text:
-        parser.error(f"--python needs SIDE=PATH, but got {text!r}.")
+        parser.error(f"--python: must be SIDE=PATH, got {text!r}.")
     return text.split("=", 1)
 
 
 def _commit() -> str:
-    """The commit that was measured, with a "+" after it if there were other changes; empty outside of a repository."""
+    """The measured commit, with a "+" for uncommitted changes; empty outside of a repository."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 

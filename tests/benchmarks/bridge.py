@@ -1,4 +1,4 @@
-"""Four transforms on 8 MuJoCo envs, HalfCheetah-v5, compared with Gymnasium's vector wrappers of the same names."""
+"""Four transforms on 8 HalfCheetah-v5, compared with Gymnasium's vector wrappers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or (8,):
         for mode in ("sync", "async"):
-            # A simulator on the host is stepped by Python, so only `tw.compile` has something to compile: the transforms.
+            # Python steps a simulator on the host, so `tw.compile` compiles the transforms alone.
             rows = {
                 f"torchwrap-{way}": _pair("torchwrap", n, mode, way=way)
                 for way in ways(options, "eager", "compiled")

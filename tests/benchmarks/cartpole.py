@@ -1,4 +1,4 @@
-"""The whole step of CartPole-v1, bare and with observations normalized, clipped and stacked, auto-reset included."""
+"""A whole step of CartPole-v1: bare, and with observations normalized, clipped and stacked."""
 
 from typing import Any
 
@@ -8,16 +8,12 @@ from .measure import Case, Figures, Options, Row, compare
 STACK = ("NormalizeObservation", "ClipObservation", "FrameStackObservation")
 TORCHRL = ("VecNormV2", "ClipTransform", "CatFrames")
 LONG = 128
-STORED = (
-    2**25
-)  # env steps of a rollout on a GPU: about 5 GB, and as much again for the result, twice
+STORED = 2**25  # env steps of a rollout on a GPU: about 5 GB, and as much for the result, twice
 REFERENCES = (
-    *(
-        "torchwrap-torch.compile",
-        "torchwrap-compiled",
-        "torchwrap-rollout",
-        f"torchwrap-rollout-{LONG}",
-    ),
+    "torchwrap-torch.compile",
+    "torchwrap-compiled",
+    "torchwrap-rollout",
+    f"torchwrap-rollout-{LONG}",
     "torchwrap-bare-eager",
 )
 
@@ -25,17 +21,17 @@ REFERENCES = (
 def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or sizes(options):
-        rows, found = {**_ours(n, options), **_theirs(n, options)}, {}
+        rows = {**_ours(n, options), **_theirs(n, options)}
+        found = {}
         long = f"torchwrap-rollout-{LONG}"
-        if options.device != "cpu" and n * LONG > STORED and rows.pop(long, None):
-            found[long] = {
-                "skipped": f"{LONG} steps of {n:,} envs are too large for the device's memory"
-            }
+        if options.device != "cpu" and n * LONG > STORED and long in rows:
+            del rows[long]
+            reason = f"{LONG} steps of {n:,} envs are too large for the device's memory"
+            found[long] = {"skipped": reason}
         found |= compare(rows, options, REFERENCES)
         figures.update({f"cartpole/{name}/{n}": row for name, row in found.items()})
-    copy = compare({"copy": Row(Case("torchwrap", "copy", {"device": options.device}))}, options)[
-        "copy"
-    ]
+    case = Case("torchwrap", "copy", {"device": options.device})
+    copy = compare({"copy": Row(case)}, options)["copy"]
     for row in figures.values():
         if "gigabytes_per_second" in row and "skipped" not in copy:
             row["of_copy"] = row["gigabytes_per_second"] / copy["gigabytes_per_second"]
@@ -43,14 +39,11 @@ def run(options: Options) -> Figures:
 
 
 def collector(options: Options) -> Figures:
-    """Rollouts as PPO collects them: CartPole-v1, episode statistics and a policy, compared with TorchRL's Collector."""
+    """Rollouts of CartPole-v1 with a policy, compared with TorchRL's Collector."""
     figures: Figures = {}
     for n in options.num_envs or (4096,):
-        shared: dict[str, Any] = {
-            "num_envs": n,
-            "num_steps": options.num_steps,
-            "device": options.device,
-        }
+        shared: dict[str, Any] = {"num_envs": n, "num_steps": options.num_steps}
+        shared["device"] = options.device
         rows = {"torchrl": Row(Case("torchrl", "collector", shared))}
         for way in ways(options, "eager", "compiled"):
             rows[f"torchwrap-{way}"] = Row(Case("torchwrap", "collector", {**shared, "way": way}))
@@ -73,21 +66,17 @@ def _ours(n: int, options: Options) -> dict[str, Row]:
         rows[f"torchwrap-{way}"] = row("torchwrap", **shared, way=way, transforms=STACK)
         rows[f"torchwrap-bare-{way}"] = row("torchwrap", **shared, way=way, transforms=None)
     if options.compile:
+        shared |= {"way": "compiled", "transforms": STACK}
         for name, steps in (("rollout", options.num_steps), (f"rollout-{LONG}", LONG)):
-            rows[f"torchwrap-{name}"] = row(
-                "torchwrap", **shared, way="compiled", transforms=STACK, num_steps=steps
-            )
+            rows[f"torchwrap-{name}"] = row("torchwrap", **shared, num_steps=steps)
     return rows
 
 
 def _theirs(n: int, options: Options) -> dict[str, Row]:
     rows = {}
     for kind, stack in (("gymnax", True), ("gymnax-bare", False)):
-        for way, steps in (
-            ("step", None),
-            (f"scan-{options.num_steps}", options.num_steps),
-            (f"scan-{LONG}", LONG),
-        ):
+        for steps in (None, options.num_steps, LONG):
+            way = f"scan-{steps}" if steps else "step"
             rows[f"{kind}-{way}"] = row("jax", num_envs=n, stack=stack, num_steps=steps)
     rows["gymnasium-normalise"] = row("gymnasium", num_envs=n, transforms=STACK[:1])
     rows["gymnasium-bare"] = row("gymnasium", num_envs=n, transforms=None)

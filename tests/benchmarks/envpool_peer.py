@@ -11,10 +11,9 @@ from .worker import Timed
 
 def cartpole(num_envs: int) -> Timed:
     threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: EnvPool's default
-    env = envpool.make(
-        "CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=threads, seed=0
-    )
+    options = dict(env_type="gymnasium", num_threads=threads, seed=0)
+    env = envpool.make("CartPole-v1", num_envs=num_envs, **options)
     env.reset()
-    random = np.random.default_rng(0)
-    turns = itertools.cycle([random.integers(0, 2, num_envs) for _ in range(16)])
+    actions = np.random.default_rng(0).integers(0, 2, (16, num_envs))
+    turns = itertools.cycle(actions)
     return Timed(lambda: env.step(next(turns)))

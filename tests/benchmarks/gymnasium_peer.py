@@ -1,4 +1,4 @@
-"""Gymnasium's side: its vector wrappers on the scripted env in NumPy, on its own CartPole, and on HalfCheetah."""
+"""Gymnasium's side: its vector wrappers on the scripted env, CartPole and HalfCheetah."""
 
 import itertools
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Script(VectorEnv):
         return self.script.observation(), {}
 
     def step(self, actions: np.ndarray):
-        # A finished env is reset in the next step, which ignores its action and returns a reward of 0.
+        # The step after an end resets the env, ignores the action and returns a reward of 0.
         began = self.ended
         self.script.reset(began)
         self.script.elapsed -= began
@@ -54,18 +54,15 @@ def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
     env = _build(env, transforms)
     env.reset(seed=0)
     random = np.random.default_rng(0)
-    return _stepper(env, [random.integers(0, 2, num_envs) for _ in range(16)])
+    return _stepper(env, random.integers(0, 2, (16, num_envs)))
 
 
 def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8) -> Timed:
-    env = _build(
-        gymnasium.make_vec("HalfCheetah-v5", num_envs, vectorization_mode=mode), transforms
-    )
+    env = gymnasium.make_vec("HalfCheetah-v5", num_envs, vectorization_mode=mode)
+    env = _build(env, transforms)
     env.reset(seed=0)
-    random = np.random.default_rng(0)
-    return _stepper(
-        env, [random.uniform(-1.5, 1.5, (num_envs, 6)).astype(np.float32) for _ in range(16)]
-    )
+    actions = np.random.default_rng(0).uniform(-1.5, 1.5, (16, num_envs, 6))
+    return _stepper(env, actions.astype(np.float32))
 
 
 def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:

@@ -1,4 +1,4 @@
-"""gymnax's side: its CartPole-v1 with the same transforms, written in JAX in the style of gymnax."""
+"""gymnax's side: its CartPole-v1 with the same transforms in JAX."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from .worker import Timed
 
 FRAMES = 4
+Transition = dict[str, jax.Array]
 
 
 class Statistics(NamedTuple):
@@ -46,61 +47,58 @@ class Carry(NamedTuple):
 
 
 class CartPole:
-    """A batch of gymnax's CartPole-v1; with `stack`, all observations, final ones included, are transformed."""
+    """A batch of gymnax's CartPole-v1; `stack` transforms all observations, final ones included."""
 
     def __init__(self, num_envs: int, stack: bool) -> None:
         self.env, self.params = gymnax.make("CartPole-v1")
-        self.num_envs, self.stack = num_envs, stack
+        self.num_envs = num_envs
+        self.stack = stack
 
     def reset(self, key: jax.Array) -> Carry:
         key, sub = jax.random.split(key)
-        first, state = jax.vmap(self.env.reset, (0, None))(
-            jax.random.split(sub, self.num_envs), self.params
-        )
+        keys = jax.random.split(sub, self.num_envs)
+        first, state = jax.vmap(self.env.reset, (0, None))(keys, self.params)
         zeros = jnp.zeros(4)
-        statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros).add(
-            first, jnp.ones(self.num_envs)
-        )
+        statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros)
+        statistics = statistics.add(first, jnp.ones(self.num_envs))
         if self.stack:
             first = self._repeat(statistics.normalize_and_clip(first))
         return Carry(key, state, first, statistics)
 
-    def step(self, carry: Carry, action: jax.Array) -> tuple[Carry, dict[str, jax.Array]]:
-        """The next carry, and what a rollout stores."""
+    def step(self, carry: Carry, action: jax.Array) -> tuple[Carry, Transition]:
+        """The next carry, and the stored transition."""
         key, sub = jax.random.split(carry.key)
         keys = jax.random.split(sub, self.num_envs)
-        first, state, reward, terminated, truncated, info = jax.vmap(
-            self.env.step, (0, 0, 0, None)
-        )(keys, carry.state, action, self.params)
-        final, statistics, done = (
-            info["final_observation"],
-            carry.statistics,
-            terminated | truncated,
-        )
+        step = jax.vmap(self.env.step, (0, 0, 0, None))
+        results = step(keys, carry.state, action, self.params)
+        first, state, reward, terminated, truncated, info = results
+        final = info["final_observation"]
+        done = terminated | truncated
+        statistics = carry.statistics
         observation = first
         if self.stack:
-            # Every real observation counts once: final ones, and initial ones in the envs that were reset.
-            statistics = statistics.add(final, jnp.ones(self.num_envs)).add(
-                first, done.astype(jnp.float32)
-            )
-            final = jnp.concatenate(
-                [carry.observation[:, 1:], statistics.normalize_and_clip(final)[:, None]], 1
-            )
+            # Each successor counts once, and so do initial observations after a reset.
+            statistics = statistics.add(final, jnp.ones(self.num_envs))
+            statistics = statistics.add(first, done.astype(jnp.float32))
+            newest = statistics.normalize_and_clip(final)[:, None]
+            final = jnp.concatenate([carry.observation[:, 1:], newest], 1)
             initial = self._repeat(statistics.normalize_and_clip(first))
             observation = jnp.where(done[:, None, None], initial, final)
-        flags = {"terminated": terminated, "truncated": truncated, "done": done}
         transition = {
             "observation": carry.observation,
             "action": action,
             "next_observation": final,
             "reward": reward,
-            **flags,
+            "terminated": terminated,
+            "truncated": truncated,
+            "done": done,
         }
         return Carry(key, state, observation, statistics), transition
 
-    def random_step(self, carry: Carry, _: None) -> tuple[Carry, dict[str, jax.Array]]:
+    def random_step(self, carry: Carry, _: None) -> tuple[Carry, Transition]:
         key, sub = jax.random.split(carry.key)
-        return self.step(carry._replace(key=key), jax.random.randint(sub, (self.num_envs,), 0, 2))
+        action = jax.random.randint(sub, (self.num_envs,), 0, 2)
+        return self.step(carry._replace(key=key), action)
 
     def _repeat(self, observation: jax.Array) -> jax.Array:
         return jnp.broadcast_to(observation[:, None], (self.num_envs, FRAMES, 4))
@@ -113,13 +111,14 @@ def cartpole(num_envs: int, stack: bool, num_steps: int | None = None) -> Timed:
     transition: Any = None
     if num_steps is None:
         step = jax.jit(env.step, donate_argnums=0)
-        random = np.random.default_rng(0)
-        actions = itertools.cycle([jnp.asarray(random.integers(0, 2, num_envs)) for _ in range(16)])
+        random = np.random.default_rng(0).integers(0, 2, (16, num_envs))
+        actions = itertools.cycle([jnp.asarray(row) for row in random])
     else:
-        step = jax.jit(
-            lambda carry, _: jax.lax.scan(env.random_step, carry, length=num_steps),
-            donate_argnums=0,
-        )
+
+        def rollout(carry: Carry, _: None) -> tuple[Carry, Transition]:
+            return jax.lax.scan(env.random_step, carry, length=num_steps)
+
+        step = jax.jit(rollout, donate_argnums=0)
         actions = itertools.repeat(None)
 
     def call() -> None:

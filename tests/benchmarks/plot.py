@@ -61,9 +61,8 @@ def draw(figures: Figures, path: str) -> None:
     )
     _settings(cartpole, figures, found, "cartpole", CARTPOLE, "steps_per_second")
     chunk = f"rollouts and scans of {figures['machine']['num_steps']} steps"
-    cartpole[0].set_ylabel(
-        f"CartPole-v1, normalized, clipped,\nstacked ({chunk}):\nenv steps per second (higher is better)"
-    )
+    stack = f"CartPole-v1, normalized, clipped,\nstacked ({chunk})"
+    cartpole[0].set_ylabel(f"{stack}:\nenv steps per second (higher is better)")
     _bars(panels["ppo"], figures)
     canvas.savefig(path, dpi=100)
 
@@ -71,9 +70,10 @@ def draw(figures: Figures, path: str) -> None:
 def draw_scores(
     runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str
 ) -> None:
-    """Plots one panel per env: one line per seed of each trainer, and the published mean and deviation as a band."""
+    """Plots one panel per env: a line per seed and trainer, and the published score as a band."""
     canvas = Figure(figsize=(12, 6), layout="constrained")
-    for axes, (env, score) in zip(canvas.subplots(2, 3).flat, published.items(), strict=True):
+    panels = canvas.subplots(2, 3).flat
+    for axes, (env, score) in zip(panels, published.items(), strict=True):
         for trainer, label in (
             ("sb3", "Stable-Baselines3, tuned"),
             ("torchwrap", "torchwrap's examples/ppo.py"),
@@ -83,7 +83,8 @@ def draw_scores(
                     steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
         if score:
-            low, high = score.mean - score.deviation, score.mean + score.deviation
+            low = score.mean - score.deviation
+            high = score.mean + score.deviation
             axes.axhspan(low, high, color="C7", alpha=0.3, label="CleanRL's score")
         axes.set(title=env, xlabel="env steps")
         axes.locator_params(axis="x", nbins=4)
@@ -95,57 +96,46 @@ def draw_scores(
 
 
 def draw_device(found: Mapping[str, Any], path: str) -> None:
-    """Plots what `tests.cuda_day` has found: seven transforms, CartPole, PPO, and how many tests passed."""
-    figures, steps = {}, found["steps"]
+    """Plots the figures of `tests.cuda_day`: seven transforms, CartPole, PPO, and its tests."""
+    steps = found["steps"]
+    figures = {}
     for step in steps.values():
-        figures.update(
-            {key: row for key, row in step.get("figures", {}).items() if isinstance(row, dict)}
-        )
+        rows = step.get("figures", {})
+        figures.update({key: row for key, row in rows.items() if isinstance(row, dict)})
     floor = steps.get("floor", {}).get("figures", {})
     canvas = Figure(figsize=(18, 4.8), layout="constrained")
     canvas.suptitle(f"{floor.get('name', found['device'])}, torch {floor.get('torch', '?')}")
     glue, cartpole, ppo, tests = canvas.subplots(1, 4)
     _lines(glue, figures, "glue", GLUE, "whole_us")
-    for name, label in (("launch_us", "a launch"), ("replay_us", "the replay of a graph")):
+    for name, label, style in (
+        ("launch_us", "a launch", "--"),
+        ("replay_us", "the replay of a graph", ":"),
+    ):
         if name in floor:
-            glue.axhline(
-                floor[name],
-                color="gray",
-                linestyle="--" if name == "launch_us" else ":",
-                label=label,
-            )
+            glue.axhline(floor[name], color="gray", linestyle=style, label=label)
     glue.set(title="Seven transforms: microseconds per step", xlabel="envs")
-    _lines(
-        cartpole,
-        figures,
-        "cartpole",
-        {**CARTPOLE, "torchwrap-eager": "torchwrap, eager"},
-        "of_copy",
-    )
-    cartpole.set(
-        title="CartPole-v1, normalized, clipped, stacked:\nrequired traffic over copy bandwidth",
-        xlabel="envs",
-    )
+    labels = {**CARTPOLE, "torchwrap-eager": "torchwrap, eager"}
+    _lines(cartpole, figures, "cartpole", labels, "of_copy")
+    title = "CartPole-v1, normalized, clipped, stacked:\nrequired traffic over copy bandwidth"
+    cartpole.set(title=title, xlabel="envs")
     for axes in (glue, cartpole):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    learned = {
-        key.removeprefix("ppo/"): step["figures"]
-        for key, step in steps.items()
-        if key.startswith("ppo/") and "figures" in step
-    }
-    speeds = ppo.bar(
-        list(learned), [row["steps_per_second_steady"] or 0 for row in learned.values()], color="C3"
-    )
-    ppo.bar_label(
-        speeds, [f"return {row['final_mean_return'] or 0:.0f}" for row in learned.values()]
-    )
+    learned = {}
+    for key, step in steps.items():
+        if key.startswith("ppo/") and "figures" in step:
+            learned[key.removeprefix("ppo/")] = step["figures"]
+    speeds = [row["steps_per_second_steady"] or 0 for row in learned.values()]
+    returns = [f"return {row['final_mean_return'] or 0:.0f}" for row in learned.values()]
+    ppo.bar_label(ppo.bar(list(learned), speeds, color="C3"), returns)
     ppo.set(title="examples/ppo.py: env steps per second")
     counts = Counter()
     for step in steps.values():
-        counts.update({name: int(number) for name, number in step.get("counts", {}).items()})
-    tests.bar_label(tests.bar(list(counts), list(counts.values()), color="C7"))
+        for name, number in step.get("counts", {}).items():
+            counts[name] += int(number)
+    bars = tests.bar(list(counts), list(counts.values()), color="C7")
+    tests.bar_label(bars)
     tests.set(title="CUDA tests")
     canvas.savefig(path, dpi=100)
 
@@ -174,25 +164,24 @@ def _lines(
     axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], figure: str
 ) -> None:
     for row, label in labels.items():
-        points = sorted(
-            (int(key.split("/")[2]), value[figure])
-            for key, value in figures.items()
-            if key.startswith(f"{suite}/")
-            and _is(key.split("/")[1], row)
-            and value.get(figure, 0) > 0
-        )
+        points = []
+        for key, value in figures.items():
+            if not key.startswith(f"{suite}/"):
+                continue
+            _, name, num_envs = key.split("/")[:3]
+            if _is(name, row) and value.get(figure, 0) > 0:
+                points.append((int(num_envs), value[figure]))
         if points:
-            style = next((style for end, style in STYLES.items() if label.endswith(end)), "-")
-            axes.loglog(
-                *zip(*points, strict=True), style, marker="o", color=_color(label), label=label
-            )
+            num_envs, values = zip(*sorted(points), strict=True)
+            styles = [style for end, style in STYLES.items() if label.endswith(end)]
+            style = styles[0] if styles else "-"
+            axes.loglog(num_envs, values, style, marker="o", color=_color(label), label=label)
 
 
 def _is(row: str, name: str) -> bool:
-    # The scan with as many steps as the rollout; the longer one is left out.
-    return row == name or (
-        name == "gymnax-scan" and row.startswith("gymnax-scan") and not row.endswith("-128")
-    )
+    if name == "gymnax-scan":  # with as many steps as the rollout
+        return row.startswith(name) and not row.endswith("-128")
+    return row == name
 
 
 def _bars(axes: Axes, figures: Figures) -> None:
@@ -201,22 +190,23 @@ def _bars(axes: Axes, figures: Figures) -> None:
         for key, row in figures.items()
         if key.startswith("ppo/") and "/median/" in key
     }
-    seconds = {
-        label: medians.get(name, {}).get("wall_seconds_to_target") for name, label in PPO.items()
-    }
-    found = {label: value for label, value in seconds.items() if value is not None}
+    found = {}
+    for name, label in PPO.items():
+        seconds = medians.get(name, {}).get("wall_seconds_to_target")
+        if seconds is not None:
+            found[label] = seconds
     if not found:
         return axes.set_axis_off()
-    bars = axes.barh(list(found), list(found.values()), color=[_color(label) for label in found])
+    colors = [_color(label) for label in found]
+    bars = axes.barh(list(found), list(found.values()), color=colors)
     axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.margins(x=0.12)
     axes.invert_yaxis()
-    where = figures.get("machine of ppo", figures["machine"])[
-        "processor"
-    ]  # it may have been measured on another one
+    machine = figures.get("machine of ppo", figures["machine"])  # it may be another one
+    where = f"{machine['processor']}, {words(settings(figures, 'ppo/'))}"
     axes.set(
         title="PPO until CartPole-v1 returns 475 (lower is better)",
-        xlabel=f"seconds since process start, median of the seeds; {where}, {words(settings(figures, 'ppo/'))}",
+        xlabel=f"seconds since process start, median of the seeds; {where}",
     )
 
 
@@ -225,4 +215,5 @@ def _color(label: str) -> str:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2])
+    source, target = sys.argv[1:]
+    draw(json.loads(Path(source).read_text()), target)

@@ -19,7 +19,7 @@ TIMES = ("seconds_to_target", "wall_seconds_to_target")
 
 
 def run(options: Options) -> Figures:
-    """Seconds of training, and since the start of the process, until the latest 100 episodes return 475 on average."""
+    """Seconds of training, and since the start of the process, until CartPole-v1 returns 475."""
     figures: Figures = {}
     imports = _import_seconds(options)
     for seed in options.seeds:
@@ -28,9 +28,8 @@ def run(options: Options) -> Figures:
             seconds = row["seconds_to_target"]
             row.update(import_seconds=imports, wall_seconds_to_target=seconds and seconds + imports)
         for name in PEERS:
-            rows[name] = ask(
-                Case(name, "solve_cartpole", {"seed": seed, "started": time.time()}), options
-            )
+            case = Case(name, "solve_cartpole", {"seed": seed, "started": time.time()})
+            rows[name] = ask(case, options)
         figures.update({f"ppo/{name}/{seed}": row for name, row in rows.items()})
     return figures | medians(figures)
 
@@ -43,7 +42,7 @@ def _train(seed: int, options: Options, *flags: str) -> dict[str, Any]:
 
 
 def _import_seconds(options: Options) -> float:
-    # The script measures from main() on. Only the imports come before it, and --help runs nothing else.
+    # The script measures from main() on. --help runs the imports alone.
     _python(options, "--help")  # reads the libraries from the disk
     start = time.perf_counter()
     _python(options, "--help")
@@ -56,21 +55,22 @@ def _python(options: Options, *arguments: str) -> None:
 
 
 def medians(figures: Figures) -> Figures:
-    """The median of each side over the seeds. A run that does not reach the target counts as infinite, so none is left out."""
+    """The median of each side over the seeds. A run that misses the target counts as infinite."""
     found: Figures = {}
     for name in (*OURS, *PEERS):
-        rows = [row for key, row in figures.items() if key.split("/")[1] == name]
+        rows = [row for key, row in figures.items() if key.startswith(f"ppo/{name}/")]
         if not rows or any("skipped" in row for row in rows):
             continue
         row = found[f"ppo/{name}/median"] = {}
         for figure in ("env_steps_to_target", *TIMES, *SPEEDS):
-            if all(figure in one for one in rows):  # a peer has fewer figures
-                middle = statistics.median(
-                    math.inf if one[figure] is None else one[figure] for one in rows
-                )
-                row[figure] = None if middle == math.inf else middle
+            if not all(figure in each for each in rows):
+                continue  # a peer has fewer figures
+            values = [each[figure] for each in rows]
+            middle = statistics.median([math.inf if value is None else value for value in values])
+            row[figure] = None if middle == math.inf else middle
     for name in PEERS:
-        peer, ours = found.get(f"ppo/{name}/median", {}), found.get("ppo/torchwrap/median", {})
+        peer = found.get(f"ppo/{name}/median", {})
+        ours = found.get("ppo/torchwrap/median", {})
         for figure in TIMES:
             if peer.get(figure) and ours.get(figure):
                 peer.setdefault("ratio", {})[figure] = peer[figure] / ours[figure]

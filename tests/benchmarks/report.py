@@ -9,7 +9,7 @@ from . import scores
 from .measure import ISAS, Figures
 from .ppo import SPEEDS
 
-# What is compared with whom: the row, and the row of ours that it is divided by. The README.md of the project has the former.
+# Comparisons: the peer's row, and our row as the divisor. README.md of the project has `CLAIMS`.
 CLAIMS = {
     ("seven transforms, compiled", "TorchRL, eager"): ("glue/seven torchrl", "torchwrap-compiled"),
     ("seven transforms, eager", "TorchRL, eager"): ("glue/seven torchrl", "torchwrap-eager"),
@@ -61,94 +61,97 @@ MORE = {
 }
 SIZES = (8, 64, 1024, 16384)
 COLUMNS = (  # of the text tables, as far as any row has them
-    *("bare_us", "whole_us", "us", "us_median", "steps_per_second", "of_copy", "whole_ratio"),
-    *(
-        "env_steps_to_target",
-        "seconds_to_target",
-        "wall_seconds_to_target",
-        "steps_per_second_steady",
-        "compile_seconds",
-    ),
-    *("eval_mean_return", "cold_seconds", "warm_seconds"),
+    "bare_us",
+    "whole_us",
+    "us",
+    "us_median",
+    "steps_per_second",
+    "of_copy",
+    "whole_ratio",
+    "env_steps_to_target",
+    "seconds_to_target",
+    "wall_seconds_to_target",
+    "steps_per_second_steady",
+    "compile_seconds",
+    "eval_mean_return",
+    "cold_seconds",
+    "warm_seconds",
 )
 HIDDEN = ("copy", "envpool-bare", "gymnax-bare", "torchrl-bare")  # rows that the tables leave out
 
 
 def dumps(figures: Figures) -> str:
     """JSON with one row per line."""
-    return (
-        "{\n"
-        + ",\n".join(f"{json.dumps(key)}: {json.dumps(row)}" for key, row in figures.items())
-        + "\n}\n"
-    )
+    lines = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in figures.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def table(figures: Figures) -> str:
     """Text with one line per row; a skipped row gives the reason.
 
-    A column "x <name>" has a row's microseconds divided by those of a row of ours, as the median over the rounds.
+    A column "x <name>" has a row's time divided by that row's, as the median over the rounds.
     """
-    references = dict.fromkeys(
-        name for row in figures.values() for name in row.get("ratio_median", ())
-    )
     columns = [name for name in COLUMNS if any(name in row for row in figures.values())]
-    widths = [max(11, len(name) + 2) for name in (*columns, *(f"x {name}" for name in references))]
+    references: dict[str, None] = {}
+    for row in figures.values():
+        references |= dict.fromkeys(row.get("ratio_median", ()))
+    head = [*columns, *[f"x {name}" for name in references]]
     room = max(map(len, figures), default=0)
 
     def line(start: str, cells: Iterable[str]) -> str:
-        return f"{start:<{room}}" + "".join(
-            f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
-        )
+        text = f"{start:<{room}}"
+        for cell, name in zip(cells, head, strict=True):
+            text += f"{cell:>{max(11, len(name) + 2)}}"
+        return text
 
-    lines = [line("", [*columns, *(f"x {name}" for name in references)])]
+    lines = [line("", head)]
     for key, row in figures.items():
         if "skipped" in row:
             lines.append(f"{key:<{room}}  skipped: {row['skipped']:.100}")
             continue
-        values = [*map(row.get, columns), *map(row.get("ratio_median", {}).get, references)]
-        lines.append(line(key, ("" if value is None else _number(value) for value in values)))
+        ratios = row.get("ratio_median", {})
+        values = [*map(row.get, columns), *map(ratios.get, references)]
+        lines.append(line(key, map(_number, values)))
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 100
-        else f"{value:,.1f}"
-        if abs(value) >= 10
-        else f"{value:.2f}"
-    )
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def words(settings: Iterable[str]) -> str:
     """`AVX2 and AVX-512, 1 and 2 threads`, for the last parts of keys."""
-    isas, threads = (
-        list(dict.fromkeys(parts))
-        for parts in zip(*(setting.split("-") for setting in settings), strict=True)
-    )
-    return f"{' and '.join(ISAS[isa] for isa in isas)}, {' and '.join(threads)} thread{'s' * (threads != ['1'])}"
+    pairs = [setting.split("-") for setting in settings]
+    isas = dict.fromkeys(ISAS[isa] for isa, _ in pairs)
+    threads = dict.fromkeys(number for _, number in pairs)
+    plural = "s" * (list(threads) != ["1"])
+    return f"{' and '.join(isas)}, {' and '.join(threads)} thread{plural}"
 
 
 def settings(figures: Figures, start: str) -> list[str]:
     """The settings of the figures whose keys start with `start`, in their order."""
-    return list(dict.fromkeys(key.split("/")[-1] for key in figures if key.startswith(start)))
+    found = [key.split("/")[-1] for key in figures if key.startswith(start)]
+    return list(dict.fromkeys(found))
 
 
 def within(figures: Figures, setting: str) -> Figures:
     """The figures of one setting, by keys without it."""
-    return {
-        key.removesuffix(f"/{setting}"): row
-        for key, row in figures.items()
-        if key.endswith(f"/{setting}")
-    }
+    end = f"/{setting}"
+    return {key.removesuffix(end): row for key, row in figures.items() if key.endswith(end)}
 
 
 def worst(figures: Figures, key: str, reference: str) -> float | None:
-    """How many times faster than a row the reference is, at least: the lowest of all settings and both estimators."""
-    rows = [figures.get(f"{key}/{setting}", {}) for setting in settings(figures, key.split("/")[0])]
-    found = [
-        row.get(ratio, {}).get(reference) for row in rows for ratio in ("ratio", "ratio_median")
-    ]
+    """The lowest ratio of a row to the reference, over all settings and both estimators."""
+    suite, *_ = key.split("/")
+    found = []
+    for setting in settings(figures, suite):
+        row = figures.get(f"{key}/{setting}", {})
+        for ratio in ("ratio", "ratio_median"):
+            found.append(row.get(ratio, {}).get(reference))
     return None if None in found else min(found, default=None)
 
 
@@ -158,10 +161,11 @@ def claims(
     sizes: Sequence[int] = SIZES,
 ) -> list[str]:
     """Rows of a table in Markdown; a question mark where a row is missing."""
-    return [
-        f"| {what} | {peer} | {' | '.join(_floor(worst(figures, f'{row}/{size}', reference)) for size in sizes)} |"
-        for (what, peer), (row, reference) in comparisons.items()
-    ]
+    lines = []
+    for (what, peer), (row, reference) in comparisons.items():
+        ratios = [_floor(worst(figures, f"{row}/{size}", reference)) for size in sizes]
+        lines.append(f"| {' | '.join([what, peer, *ratios])} |")
+    return lines
 
 
 def _floor(ratio: float | None) -> str:
@@ -197,9 +201,10 @@ def tables(figures: Figures) -> str:
     }
     commits = ", ".join(f"{suite} {commit}" for suite, commit in figures["commits"].items())
     where = f"{', '.join(conditions(figures['machine']).splitlines())}. Commits: {commits}."
-    return "\n\n".join(
-        [where, *("\n".join([f"{title}:", "", *part]) for title, part in parts.items())]
-    )
+    sections = [where]
+    for title, part in parts.items():
+        sections.append("\n".join([f"{title}:", "", *part]))
+    return "\n\n".join(sections)
 
 
 def conditions(machine: Mapping[str, Any]) -> str:
@@ -208,90 +213,78 @@ def conditions(machine: Mapping[str, Any]) -> str:
     for found in machine["versions"].values():  # torchwrap's own interpreter is the first
         versions = {**found, **versions}
     libraries = ("torch", "gymnasium", "stable-baselines3", "torchrl", "jax", "gymnax", "envpool")
+    named = [f"{name} {versions[name]}" for name in libraries if name in versions]
     where = f"{machine['processor']}, {machine['cores']} cores, device: {machine['device']}"
-    return f"{where}\n{', '.join(f'{name} {versions[name]}' for name in libraries if name in versions)}"
+    return f"{where}\n{', '.join(named)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of Markdown, without rows that have no figure."""
-    lines = [
-        head,
-        ["---"] * len(head),
-        *(row for row in rows if any(cell.strip("? /") for cell in row[1:])),
-    ]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        if any(cell.strip("? /") for cell in row[1:]):
+            lines.append(row)
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _ratios(figures: Figures) -> list[str]:
     every = settings(figures, "glue/")
-    sizes = [
-        size for size in SIZES if any(key.startswith(f"glue/seven sb3/{size}/") for key in figures)
-    ]
-    parts = [
-        figures,
-        *(
-            {key: row for key, row in figures.items() if key.endswith(f"/{setting}")}
-            for setting in every
-        ),
-    ]
-    rows = [
-        [
-            f"{what}; {peer}",
-            *(
-                " / ".join(_floor(worst(some, f"{row}/{n}", reference)) for n in sizes)
-                for some in parts
-            ),
-        ]
-        for (what, peer), (row, reference) in (CLAIMS | MORE).items()
-    ]
-    return _table(
-        [
-            f"at {' / '.join(f'{n:,}' for n in sizes)} envs",
-            "worst",
-            *(words([one]) for one in every),
-        ],
-        rows,
-    )
+    measured = {key.split("/")[2] for key in figures if key.startswith("glue/seven sb3/")}
+    sizes = [size for size in SIZES if str(size) in measured]
+    parts = [figures]
+    for setting in every:
+        end = f"/{setting}"
+        parts.append({key: row for key, row in figures.items() if key.endswith(end)})
+    rows = []
+    for (what, peer), (row, reference) in (CLAIMS | MORE).items():
+        cells = [f"{what}; {peer}"]
+        for part in parts:
+            ratios = [worst(part, f"{row}/{size}", reference) for size in sizes]
+            cells.append(" / ".join(map(_floor, ratios)))
+        rows.append(cells)
+    envs = " / ".join(f"{size:,}" for size in sizes)
+    head = [f"at {envs} envs", "worst", *[words([setting]) for setting in every]]
+    return _table(head, rows)
 
 
 def _by_size(figures: Figures, suite: str, *names: str) -> list[str]:
-    """A row per row of the suite and a column per number of envs: the lowest and the highest value in all settings."""
+    """A column per number of envs: the lowest and the highest value in all settings."""
     found: dict[str, dict[int, list[dict[str, float]]]] = {}
+    sizes = set()
     for key, row in figures.items():
-        name = key.split("/")[1] if key.startswith(f"{suite}/") else ""
-        if name and names[0] in row and not name.startswith(HIDDEN):
-            found.setdefault(name, {}).setdefault(int(key.split("/")[2]), []).append(row)
-    sizes = sorted({n for rows in found.values() for n in rows})
-    cells = []
-    for name, rows in found.items():
-        ranges = (
-            [_range([row[figure] for row in rows.get(n, ()) if figure in row]) for figure in names]
-            for n in sizes
-        )
-        cells.append([name, *(" / ".join(filter(None, parts)) for parts in ranges)])
-    return _table(["", *(f"{n:,} env{'s' * (n > 1)}" for n in sizes)], cells)
+        if not key.startswith(f"{suite}/") or names[0] not in row:
+            continue
+        _, name, size, _ = key.split("/")
+        if not name.startswith(HIDDEN):
+            sizes.add(int(size))
+            found.setdefault(name, {}).setdefault(int(size), []).append(row)
+    rows = []
+    for name, by_size in found.items():
+        cells = [name]
+        for size in sorted(sizes):
+            same = by_size.get(size, [])
+            ranges = [_range([row[each] for row in same if each in row]) for each in names]
+            cells.append(" / ".join(filter(None, ranges)))
+        rows.append(cells)
+    head = [f"{size:,} env{'s' * (size > 1)}" for size in sorted(sizes)]
+    return _table(["", *head], rows)
 
 
 def _range(values: Sequence[float]) -> str:
-    return (
-        " - ".join(
-            dict.fromkeys(f"{float(f'{value:.2g}'):,g}" for value in (min(values), max(values)))
-        )
-        if values
-        else ""
-    )
+    if not values:
+        return ""
+    ends = [f"{float(f'{value:.2g}'):,g}" for value in (min(values), max(values))]
+    return " - ".join(dict.fromkeys(ends))
 
 
 def _ppo(figures: Figures) -> list[str]:
     columns = ("env_steps_to_target", "seconds_to_target", "wall_seconds_to_target", *SPEEDS)
     rows = []
-    for key in (
-        key
-        for key in figures
-        if key.startswith("ppo/") and key.split("/")[2] in ("median", "speed")
-    ):
-        cells = [figures[key].get(figure) for figure in columns]
-        rows.append(
-            [key.split("/")[1], *("" if value is None else _number(value) for value in cells)]
-        )
-    return _table(["", *(name.replace("_", " ") for name in columns)], rows)
+    for key, row in figures.items():
+        if not key.startswith("ppo/"):
+            continue
+        _, name, seed, _ = key.split("/")
+        if seed in ("median", "speed"):
+            rows.append([name, *[_number(row.get(figure)) for figure in columns]])
+    head = [name.replace("_", " ") for name in columns]
+    return _table(["", *head], rows)

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's side: its three VecEnv wrappers on the scripted env in NumPy, and its tuned PPO on CartPole-v1."""
+"""Stable-Baselines3's side: three VecEnv wrappers on the scripted env, and its tuned PPO."""
 
 import time
 from typing import Any
@@ -72,7 +72,7 @@ class StopWhenSolved(BaseCallback):
 
 
 def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
-    """Trains with the hyperparameters of rl-baselines3-zoo, whose `lin_` is a linear schedule to zero.
+    """Trains with the hyperparameters of rl-baselines3-zoo; `lin_` is a linear schedule to zero.
 
     `started` is the start time of the process, in seconds since 1970.
     """
@@ -81,45 +81,58 @@ def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
         return lambda remaining: remaining * value
 
     env = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
-    options = dict(
-        n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0
+    model = PPO(
+        "MlpPolicy",
+        env,
+        seed=seed,
+        device="cpu",
+        n_steps=32,
+        batch_size=256,
+        gae_lambda=0.8,
+        gamma=0.98,
+        n_epochs=20,
+        ent_coef=0.0,
+        learning_rate=linear(0.001),
+        clip_range=linear(0.2),
     )
-    schedules = dict(learning_rate=linear(0.001), clip_range=linear(0.2))
-    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options, **schedules)
     start = time.perf_counter()
     model.learn(100_000, callback=StopWhenSolved())
-    seconds, solved = time.perf_counter() - start, model.num_timesteps < 100_000
-    return {
-        "env_steps_to_target": model.num_timesteps if solved else None,
-        "seconds_to_target": seconds if solved else None,
-        "wall_seconds_to_target": time.time() - started if solved else None,
-        "steps_per_second": model.num_timesteps / seconds,
+    seconds = time.perf_counter() - start
+    result = {
+        "env_steps_to_target": model.num_timesteps,
+        "seconds_to_target": seconds,
+        "wall_seconds_to_target": time.time() - started,
     }
+    if model.num_timesteps >= 100_000:
+        result = dict.fromkeys(result)
+    return {**result, "steps_per_second": model.num_timesteps / seconds}
 
 
-# What rl-baselines3-zoo tuned for the v3 of each env (hyperparams/ppo.yml); one env, and both networks of its size.
+# Hyperparameters of rl-baselines3-zoo for the v3 of each env (hyperparams/ppo.yml), with one env
 MUJOCO = {
     "Hopper-v5": dict(
-        **dict(
-            n_steps=512,
-            batch_size=32,
-            gamma=0.999,
-            learning_rate=9.80828e-05,
-            ent_coef=0.00229519,
-            clip_range=0.2,
-        ),
-        **dict(n_epochs=5, gae_lambda=0.99, max_grad_norm=0.7, vf_coef=0.835671),
+        n_steps=512,
+        batch_size=32,
+        gamma=0.999,
+        learning_rate=9.80828e-05,
+        ent_coef=0.00229519,
+        clip_range=0.2,
+        n_epochs=5,
+        gae_lambda=0.99,
+        max_grad_norm=0.7,
+        vf_coef=0.835671,
     ),
     "HalfCheetah-v5": dict(
-        **dict(
-            n_steps=512,
-            batch_size=64,
-            gamma=0.98,
-            learning_rate=2.0633e-05,
-            ent_coef=0.000401762,
-            clip_range=0.1,
-        ),
-        **dict(n_epochs=20, gae_lambda=0.92, max_grad_norm=0.8, vf_coef=0.58096),
+        n_steps=512,
+        batch_size=64,
+        gamma=0.98,
+        learning_rate=2.0633e-05,
+        ent_coef=0.000401762,
+        clip_range=0.1,
+        n_epochs=20,
+        gae_lambda=0.92,
+        max_grad_norm=0.8,
+        vf_coef=0.58096,
     ),
 }
 
@@ -135,27 +148,30 @@ class Curve(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        if latest := self.model.ep_info_buffer:
+        latest = self.model.ep_info_buffer
+        if latest:
             mean = float(np.mean([episode["r"] for episode in latest]))
             self.points.append((self.num_timesteps, mean))
 
 
 def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
     curve = Curve()
-    env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=MUJOCO[id]["gamma"])
+    tuned = MUJOCO[id]
+    env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=tuned["gamma"])
     network = dict(
         log_std_init=-2,
         ortho_init=False,
         activation_fn=nn.ReLU,
         net_arch=dict(pi=[256, 256], vf=[256, 256]),
     )
-    model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[id])
+    options = dict(seed=seed, device="cpu", policy_kwargs=network)
+    model = PPO("MlpPolicy", env, **options, **tuned)
     start = time.perf_counter()
     model.learn(num_steps, callback=curve)
-    seconds, final = time.perf_counter() - start, curve.points[-1][1] if curve.points else None
+    seconds = time.perf_counter() - start
     return {
         "env_steps": model.num_timesteps,
         "wall_seconds": seconds,
-        "final_mean_return": final,
+        "final_mean_return": curve.points[-1][1] if curve.points else None,
         "curve": curve.points,
     }

@@ -1,9 +1,9 @@
-"""Returns of PPO on MuJoCo after a million steps, beside those that CleanRL publishes and those of SB3's tuned PPO here.
+"""Returns of PPO on MuJoCo after a million steps, beside CleanRL's scores and SB3's tuned PPO.
 
-python -m tests.benchmarks.scores                                     trains what is missing, one run after the other
+python -m tests.benchmarks.scores                                     trains missing runs
 python -m tests.benchmarks.scores --env-id Hopper-v5 --seed 1         this run again
-python -m tests.benchmarks.scores --trainer sb3 --env-id Hopper-v5    three runs of Stable-Baselines3 again
-python -m tests.benchmarks.scores --show                              nothing: only draws and prints what there is
+python -m tests.benchmarks.scores --trainer sb3 --env-id Hopper-v5    three runs of SB3 again
+python -m tests.benchmarks.scores --show                              draws and prints, no training
 
 It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at the end.
 """
@@ -28,8 +28,8 @@ class Score(NamedTuple):
     deviation: float
 
 
-# The last 100 episodes of three seeds: docs/benchmark of CleanRL at the tag pr-424, ppo_continuous_action.py on the v4 of each
-# env. It has no score for Ant.
+# The last 100 episodes of three seeds of ppo_continuous_action.py on the v4 of each env, from
+# docs/benchmark of CleanRL at the tag pr-424. It has no score for Ant.
 PUBLISHED = {
     "Hopper-v5": Score(2382.9, 271.7),
     "Walker2d-v5": Score(2288.0, 571.8),
@@ -41,29 +41,37 @@ PUBLISHED = {
 TRAINERS = {"torchwrap": tuple(PUBLISHED), "sb3": ("Hopper-v5", "HalfCheetah-v5")}
 """The envs of each."""
 
+HEAD = (
+    "| env | trainer | score | of each seed | CleanRL's | at equal CPU seconds "
+    "| env steps per CPU s |"
+)
+
 Runs = dict[str, dict[str, Any]]
 """`{"<trainer>/<env>/<seed>": {figure: value}}`."""
 
 
 def train(trainer: str, env: str, seed: int) -> dict[str, Any]:
-    """A run in a process of its own, on one thread, and the CPU seconds of that process and its children."""
-    ours = {"compiled": True} if trainer == "torchwrap" else {}
+    """A run in another process, on one thread, with the CPU seconds of that process."""
+    arguments = {"id": env, "seed": seed}
+    if trainer == "torchwrap":
+        arguments["compiled"] = True
     before = sum(os.times()[2:4])
-    run = ask(Case(trainer, "learn", {"id": env, "seed": seed, **ours}), Options())
+    run = ask(Case(trainer, "learn", arguments), Options())
     return {**run, "cpu_seconds": sum(os.times()[2:4]) - before}
 
 
 def thin(curve: Sequence[Sequence[float]], points: int = 64) -> list[list[float]]:
-    """At most so many points of env steps and mean return, at equal distances from the last one backwards."""
+    """At most `points` pairs of env steps and mean return, at equal distances up to the last."""
     every = -(-len(curve) // points)
-    return [[steps, round(mean, 1)] for steps, mean, *_ in curve[::-1][::every][::-1]]
+    first = (len(curve) - 1) % every
+    return [[steps, round(mean, 1)] for steps, mean, *_ in curve[first::every]]
 
 
 def at(run: dict[str, Any], env_steps: float) -> float:
     """The return at the last point of a curve that is not later, or at the first one."""
-    return next(
-        (mean for steps, mean in reversed(run["curve"]) if steps <= env_steps), run["curve"][0][1]
-    )
+    (_, first), *_ = run["curve"]
+    earlier = [mean for steps, mean in run["curve"] if steps <= env_steps]
+    return earlier[-1] if earlier else first
 
 
 def speed(runs: Sequence[dict[str, Any]]) -> float:
@@ -73,31 +81,30 @@ def speed(runs: Sequence[dict[str, Any]]) -> float:
 
 
 def show(runs: Runs) -> str:
-    """A row per env and trainer: the score, that of each seed, the published one, the one at equal CPU seconds, the speed."""
-    lines = [
-        "| env | trainer | score | of each seed | CleanRL's | at equal CPU seconds | env steps per CPU s |"
-    ]
-    lines.append("|" + "---|" * 7)
+    """A row per env and trainer."""
+    lines = [HEAD, "|" + "---|" * 7]
     for env, published in PUBLISHED.items():
-        of_env = {
-            trainer: [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
-            for trainer in TRAINERS
-        }
-        speeds = {trainer: speed(found) for trainer, found in of_env.items()}
-        seconds = (
-            min(found[0]["env_steps"] / speeds[trainer] for trainer, found in of_env.items())
-            if all(speeds.values())
-            else 0
-        )
-        for trainer, found in of_env.items():
+        by_trainer = {}
+        for trainer in TRAINERS:
+            keys = [key for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
+            by_trainer[trainer] = [runs[key] for key in keys]
+        speeds = {trainer: speed(found) for trainer, found in by_trainer.items()}
+        seconds = 0.0
+        if all(speeds.values()):
+            times = [found[0]["env_steps"] / speeds[each] for each, found in by_trainer.items()]
+            seconds = min(times)
+        score = f"{published.mean:,.0f} ± {published.deviation:,.0f}" if published else ""
+        for trainer, found in by_trainer.items():
             if not found:
                 continue
-            seeds = [run["final_mean_return"] for run in found]
-            cells = [env, trainer, spread(seeds), " / ".join(f"{score:,.0f}" for score in seeds)]
-            cells.append(f"{published.mean:,.0f} ± {published.deviation:,.0f}" if published else "")
-            earlier = [at(run, seconds * speeds[trainer]) for run in found] if seconds else []
-            cells.append(f"{spread(earlier)} after {seconds:,.0f} s" if earlier else "")
-            cells.append(f"{speeds[trainer]:,.0f}" if speeds[trainer] else "")
+            returns = [run["final_mean_return"] for run in found]
+            seeds = " / ".join(f"{mean:,.0f}" for mean in returns)
+            at_equal_time = ""
+            if seconds > 0:
+                earlier = [at(run, seconds * speeds[trainer]) for run in found]
+                at_equal_time = f"{spread(earlier)} after {seconds:,.0f} s"
+            rate = f"{speeds[trainer]:,.0f}" if speeds[trainer] else ""
+            cells = [env, trainer, spread(returns), seeds, score, at_equal_time, rate]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -107,24 +114,21 @@ def spread(values: Sequence[float]) -> str:
 
 
 def wanted(arguments: argparse.Namespace, runs: Runs) -> list[str]:
-    """The keys of the runs to train: those that are named, or if none is, those that are missing."""
-    chosen = (arguments.trainer, arguments.env_id, arguments.seed)
-    every = [
-        (trainer, env, seed) for seed in SEEDS for trainer, envs in TRAINERS.items() for env in envs
-    ]
-    named = [
-        run
-        for run in every
-        if all(choice in (None, part) for choice, part in zip(chosen, run, strict=True))
-    ]
-    keys = [f"{trainer}/{env}/{seed}" for trainer, env, seed in named]
-    return [key for key in keys if any(chosen) or key not in runs]
+    """The keys of the runs to train: the chosen ones, or if none is chosen, the missing ones."""
+    keys = []
+    for seed in SEEDS:
+        for trainer, envs in TRAINERS.items():
+            keys += [f"{trainer}/{env}/{seed}" for env in envs]
+    chosen = [arguments.trainer, arguments.env_id, arguments.seed]
+    if not any(chosen):
+        return [key for key in keys if key not in runs]
+    parts = {str(choice) for choice in chosen if choice}
+    return [key for key in keys if parts <= set(key.split("/"))]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.scores", description=__doc__.splitlines()[0]
-    )
+    description, *_ = __doc__.splitlines()
+    parser = argparse.ArgumentParser("python -m tests.benchmarks.scores", description=description)
     parser.add_argument("--trainer", choices=list(TRAINERS), help="defaults to both")
     parser.add_argument("--env-id", choices=list(PUBLISHED), help="defaults to all")
     parser.add_argument("--seed", type=int, choices=SEEDS, help="defaults to all")
@@ -139,19 +143,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "skipped" in run:
             sys.exit(f"{key} could not be run: {run['skipped']}")
         add(file, key, run)
-    importlib.import_module(".plot", __package__).draw_scores(
-        runs, PUBLISHED, str(FILE.with_suffix(".png"))
-    )
+    plot = importlib.import_module(".plot", __package__)
+    plot.draw_scores(runs, PUBLISHED, str(FILE.with_suffix(".png")))
     print(show(runs))
 
 
 def add(file: dict[str, Any], key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, and what it ran on."""
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file |= {
-        "machine": machine(Options()),
-        "curve": "env steps, mean return of the latest 100 episodes",
-    }
+    file["machine"] = machine(Options())
+    file["curve"] = "env steps, mean return of the latest 100 episodes"
     FILE.write_text(json.dumps(file) + "\n")
 
 

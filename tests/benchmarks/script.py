@@ -1,4 +1,4 @@
-"""The scripted env that every side steps: observations of 17 numbers, actions of 6, episodes of 200 steps."""
+"""The scripted env of every side: observations of 17 numbers, actions of 6, 200 steps."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ ACTION = 6
 
 
 def elapsed(num_envs: int) -> Tensor:
-    """The initial `elapsed` of each env, so that the ends of episodes are spread evenly over the steps."""
+    """The initial `elapsed` of each env: ends of episodes are spread evenly over the steps."""
     return torch.arange(num_envs) * LENGTH // num_envs
 
 
@@ -44,16 +44,13 @@ class NumpyScript:
         self.elapsed += 1
         ended = self.elapsed >= LENGTH
         kind = (self.index + self.episode) % 3
-        return (
-            self.observation(),
-            self.elapsed.astype(np.float32),
-            ended & (kind != 1),
-            ended & (kind != 0),
-        )
+        reward = self.elapsed.astype(np.float32)
+        return self.observation(), reward, ended & (kind != 1), ended & (kind != 0)
 
     def reset(self, mask: np.ndarray[Any, Any]) -> None:
         self.elapsed[mask] = 0
         self.episode[mask] += 1
 
     def observation(self) -> np.ndarray[Any, Any]:
-        return ((1000 * self.index + self.elapsed)[:, None] + self.offsets).astype(np.float32)
+        first = 1000 * self.index + self.elapsed
+        return (first[:, None] + self.offsets).astype(np.float32)

@@ -1,11 +1,12 @@
-"""One row of one side in a separate process, so that versions may conflict and thread pools do not interfere.
+"""One row of one side in a separate process: versions may conflict, thread pools do not interfere.
 
-`python -m tests.benchmarks.worker <module> <function> <arguments> [time | call]` calls the function with arguments in JSON,
-and answers with one line of JSON each. With "time", the function returns a `Timed`. The first answer is the time to build and
-warm it up, and each line "turn <seconds>" on stdin is answered with microseconds per step. With "call", the answer is what the
-function returns. After an error, the answer has the reason as `skipped`.
+`python -m tests.benchmarks.worker <module> <function> <arguments> [time | call]` calls the function
+with arguments in JSON. An answer is a line of JSON. With "time", the function returns a `Timed`.
+The first answer is the time to build and warm it up. Each line "turn <seconds>" on stdin is
+answered with microseconds per step. With "call", the answer is the function's result. After an
+error, the answer has the reason as `skipped`.
 
-This module imports only the side, because that side's interpreter may have neither PyTorch nor torchwrap.
+This module imports only the side, because its interpreter may have neither PyTorch nor torchwrap.
 """
 
 import importlib
@@ -24,8 +25,8 @@ def nothing() -> None:
 class Timed(NamedTuple):
     """A function to time.
 
-    A call takes `steps` steps of all envs, and `wait` returns when all queued work is done. `bytes` is the minimum memory
-    traffic of a step, or 0 if it was not counted.
+    A call takes `steps` steps of all envs, and `wait` returns when all queued work is done. `bytes`
+    is the minimum memory traffic of a step, or 0 if it was not counted.
     """
 
     call: Callable[[], Any]
@@ -37,10 +38,12 @@ class Timed(NamedTuple):
 def turn(timed: Timed, seconds: float) -> float:
     """Microseconds per step, measured for about `seconds`.
 
-    `wait` is called after 5, 10, 20, 40 calls and so on. Without it, a device that falls behind the host could have seconds
-    of queued work at the end; after every call, it would add its own time.
+    `wait` is called after 5, 10, 20, 40 calls and so on. Without it, a device that falls behind the
+    host could have seconds of queued work at the end; after every call, it would add its own time.
     """
-    start, calls, more = time.perf_counter(), 0, 5
+    calls = 0
+    more = 5
+    start = time.perf_counter()
     while calls == 0 or time.perf_counter() - start < seconds:
         for _ in range(more):
             timed.call()
@@ -52,9 +55,10 @@ def turn(timed: Timed, seconds: float) -> float:
 
 
 def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Timed, float]:
-    """A warm `Timed`, and the seconds to build it. It is called three times, because a compiler may recompile."""
-    # glibc hands freed memory back, and faults it in again, up to twice the largest block that was freed before. A training
-    # run has freed rollouts; without this line, each step with 16,384 envs would wait for the kernel's zeros, on every side.
+    """A warm `Timed` and the seconds to build it. It is called thrice: a compiler may recompile."""
+    # glibc hands freed memory back, and faults it in again, up to twice the largest block that was
+    # freed before. A training run has freed rollouts; without this line, each step with 16,384 envs
+    # would wait for the kernel's zeros, on every side.
     bytearray(2**25 - 2**16)
     start = time.perf_counter()
     timed = function(**arguments)
@@ -65,26 +69,21 @@ def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Ti
 
 
 def main(module: str, name: str, arguments: str, what: str = "time") -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # keeps what libraries print out of the answers
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # keeps the output of libraries out of the answers
 
     def answer(value: Any) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     try:
-        function, keywords = (
-            getattr(importlib.import_module(f".{module}", __package__), name),
-            json.loads(arguments),
-        )
+        function = getattr(importlib.import_module(f".{module}", __package__), name)
+        keywords = json.loads(arguments)
         if what == "call":
             return answer(function(**keywords))
         timed, seconds = build(function, keywords)
     except Exception as error:
-        return answer(
-            {
-                "skipped": f"{type(error).__name__}: {error}".splitlines()[0],
-                "trace": traceback.format_exc(),
-            }
-        )
+        reason, *_ = f"{type(error).__name__}: {error}".splitlines()
+        return answer({"skipped": reason, "trace": traceback.format_exc()})
     answer({"build_seconds": seconds, "bytes": timed.bytes})
     for line in sys.stdin:
         answer(turn(timed, float(line.removeprefix("turn "))))

@@ -37,7 +37,6 @@ def test_statistics_survive_the_whole_life(tmp_path):
     env = ppo.make_env(
         ppo.Args(env_id="Pendulum-v1", normalize=True, gamma=0.9),
         4,
-        world_size=2,
     )
     env.load_state_dict(checkpoint["env"])
     learned = env.state_dict()

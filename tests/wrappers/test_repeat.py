@@ -18,20 +18,24 @@ from torchwrap.testing import ScriptedEnv
 
 
 class Counting(gymnasium.Env):
-    """Observes -steps and steps from a random point, so that a maximum differs from the last frame, and a ghost episode from
-    none. Episodes take the lengths in turn.
+    """Observes -steps and steps from a random point. Episodes take the lengths in turn.
+
+    A maximum differs from the last frame, and an extra reset or step changes the point.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self, lengths, ending):
-        self.lengths, self.ending, self.episode = lengths, ending, -1
+        self.lengths = lengths
+        self.ending = ending
+        self.episode = -1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.episode += 1
-        self.steps, self.point = 0, self.np_random.normal()
+        self.steps = 0
+        self.point = self.np_random.normal()
         return self.observation(), {}
 
     def observation(self):
@@ -39,12 +43,11 @@ class Counting(gymnasium.Env):
 
     def step(self, action):
         assert self.steps < self.length, "a step after the end"
-        self.steps, self.point = self.steps + 1, self.point + self.np_random.normal()
+        self.steps += 1
+        self.point += self.np_random.normal()
         over = self.steps == self.length
-        terminated, truncated = (
-            over and self.ending != "truncated",
-            over and self.ending != "terminated",
-        )
+        terminated = over and self.ending != "truncated"
+        truncated = over and self.ending != "terminated"
         return self.observation(), float(self.steps), terminated, truncated, {}
 
     @property
@@ -52,48 +55,49 @@ class Counting(gymnasium.Env):
         return self.lengths[self.episode % len(self.lengths)]
 
 
+def counting(kind, lengths, ending, mode):
+    makers = [functools.partial(Counting, one, ending) for one in lengths]
+    return tw.from_gymnasium(kind(makers, autoreset_mode=mode))
+
+
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 @pytest.mark.parametrize("repeats", quick([1, 2, 4], 4))
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("kind", [SyncVectorEnv, OtherVectorEnv])
 def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending):
-    lengths = [(1, 5, 2), (7, 1), (8, 4, 3)][: 1 if kind is OtherVectorEnv else 3]
-    vector_env = kind(
-        [functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode
-    )
-    env = W.RepeatAction(tw.from_gymnasium(vector_env), repeats)
+    lengths = [(1, 5, 2), (7, 1), (8, 4, 3)]
+    if kind is OtherVectorEnv:
+        lengths = lengths[:1]
+    env = W.RepeatAction(counting(kind, lengths, ending, mode), repeats)
     compare(env, [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths], 12)
     env.close()
 
 
 def compare(env, theirs, num_steps, action=0):
     td = env.reset(seed=0)
-    np.testing.assert_array_equal(
-        td["observation"].numpy(), np.stack([one.reset(seed=i)[0] for i, one in enumerate(theirs)])
-    )
+    now = [one.reset(seed=i)[0] for i, one in enumerate(theirs)]
+    np.testing.assert_array_equal(td["observation"], np.stack(now))
     for _ in range(num_steps):
         transition, td = env.step(td.set("action", torch.full((len(theirs),), action)))
-        steps = [one.step(action) for one in theirs]
-        following = transition["next"]
-        np.testing.assert_array_equal(
-            following["observation"].numpy(), np.stack([step[0] for step in steps])
-        )
-        for index, key in ((1, "reward"), (2, "terminated"), (3, "truncated")):
-            assert following[key].flatten().tolist() == [step[index] for step in steps], key
-        first = [
-            one.reset()[0] if step[2] or step[3] else step[0]
-            for one, step in zip(theirs, steps, strict=True)
-        ]
-        np.testing.assert_array_equal(td["observation"].numpy(), np.stack(first))
+        results = [one.step(action) for one in theirs]
+        successor, reward, terminated, truncated, _ = zip(*results, strict=True)
+        given = transition["next"]
+        np.testing.assert_array_equal(given["observation"], np.stack(successor))
+        assert given["reward"].flatten().tolist() == list(reward)
+        assert given["terminated"].flatten().tolist() == list(terminated)
+        assert given["truncated"].flatten().tolist() == list(truncated)
+        now = list(successor)
+        for i, one in enumerate(theirs):
+            if terminated[i] or truncated[i]:
+                now[i], _ = one.reset()
+        np.testing.assert_array_equal(td["observation"], np.stack(now))
 
 
 def test_max_and_skip_without_early_endings_equals_gymnasiums():
     lengths = [(4,), (8,), (100,)]
-    vector_env = SyncVectorEnv(
-        [functools.partial(Counting, one, "both") for one in lengths], autoreset_mode="Disabled"
-    )
+    env = W.MaxAndSkipObservation(counting(SyncVectorEnv, lengths, "both", "Disabled"), 4)
     theirs = [wrappers.MaxAndSkipObservation(Counting(one, "both"), 4) for one in lengths]
-    compare(W.MaxAndSkipObservation(tw.from_gymnasium(vector_env), 4), theirs, 9)
+    compare(env, theirs, 9)
 
 
 @pytest.mark.parametrize("name", ["eager", "compiled"])
@@ -108,9 +112,9 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
         def _step(self, action):
             td = super()._step(action)
             over = self.elapsed >= torch.tensor([1, 2, 3, 5])
-            return td.set("terminated", over.unsqueeze(1)).set(
-                "truncated", torch.zeros(4, 1, dtype=torch.bool)
-            )
+            td["terminated"] = over.unsqueeze(1)
+            td["truncated"] = torch.zeros(4, 1, dtype=torch.bool)
+            return td
 
     env = W.MaxAndSkipObservation(Each(4, observation_shape=(2,), episode_lengths=None), 3)
     env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
@@ -136,62 +140,42 @@ def test_step_limit_of_repeated_actions_is_the_number_of_actions_in_an_episode()
 def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
     below = [tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), n, max_episode_steps=3) for n in (1, 2)]
     alone, batch = (W.RepeatAction(env, 2) for env in below)
-    td, tds = alone.reset(seed=0), batch.reset(seed=0)
+    td = alone.reset(seed=0)
+    tds = batch.reset(seed=0)
     for number in range(60):
         if number == 1:
             tds = batch.reset(mask=torch.tensor([False, True]))
-        td, tds = alone.step(torch.zeros(1, 1))[1], batch.step(torch.zeros(2, 1))[1]
+        _, td = alone.step(torch.zeros(1, 1))
+        _, tds = batch.step(torch.zeros(2, 1))
         assert_same(td, tds[:1])
 
 
-def test_repeat_wrappers_wrong_arguments_raise():
-    transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
-    dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
-    whole = tw.from_gymnasium(
-        AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled")
-    )
-    bare = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
-    for make, error, words in (
-        (
-            lambda: W.RepeatAction(ScriptedEnv(1), 0),
-            ValueError,
-            "RepeatAction needs num_repeats as an integer .* but got 0",
-        ),
-        (
-            lambda: W.RepeatAction(ScriptedEnv(1), 1.5),
-            TypeError,
-            "RepeatAction needs num_repeats as an integer .* got 1.5",
-        ),
-        (
-            lambda: W.RepeatAction(transformed, 2),
-            ValueError,
-            "an env without transforms, but got <RecordEpisodeStatistics",
-        ),
-        (
-            lambda: W.RepeatAction(whole, 2),
-            ValueError,
-            "RepeatAction needs a simulator .* but got <GymnasiumEnv",
-        ),
-        (
-            lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"),
-            TypeError,
-            "summed_info as a list of .* strings, .* 'a'",
-        ),
-        (
-            lambda: step(bare, bare.reset()),
-            ValueError,
-            r"summed_info needs \['speed'\] in the env's info \(key .*\): give an ",
-        ),
-        (
-            lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1),
-            ValueError,
-            "skip as an integer of at least 2, but got 1",
-        ),
-        (
-            lambda: W.MaxAndSkipObservation(dictionary),
-            TypeError,
-            "MaxAndSkipObservation needs a Box .* but got Dict",
-        ),
-    ):
-        with pytest.raises(error, match=words):
-            make()
+TRANSFORMED = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
+DICTIONARY = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
+INVALID = {
+    "num_repeats": lambda: W.RepeatAction(ScriptedEnv(1), 0),
+    "num_repeats .*1.5": lambda: W.RepeatAction(ScriptedEnv(1), 1.5),
+    "env .*transforms": lambda: W.RepeatAction(TRANSFORMED, 2),
+    "summed_info": lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"),
+    "skip": lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1),
+    "observation .*Dict": lambda: W.MaxAndSkipObservation(DICTIONARY),
+}
+
+
+@pytest.mark.parametrize("match", INVALID)
+def test_invalid_argument_raises_with_its_name(match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        INVALID[match]()
+
+
+@pytest.mark.parametrize("kind", [AsyncVectorEnv, OtherVectorEnv])
+def test_simulator_that_steps_all_envs_together_raises(kind):
+    env = counting(kind, [(2,)] * 2, "both", "Disabled")
+    with env, pytest.raises(ValueError, match="simulator"):
+        W.RepeatAction(env, 2)
+
+
+def test_summed_info_that_the_env_lacks_raises():
+    env = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
+    with pytest.raises(ValueError, match="speed"):
+        step(env, env.reset())

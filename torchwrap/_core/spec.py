@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from torchwrap._core.buffers import BatchedModule
@@ -73,8 +74,14 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of lists, dicts and arrays, however deep. Other objects stay."""
-    return map_parts(lambda part: part.copy() if isinstance(part, np.ndarray) else part, value)
+    """A copy of lists, dicts, arrays and tensors, however deep. Other objects stay."""
+    return map_parts(_copied_leaf, value)
+
+
+def _copied_leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _is_spec(value: Any) -> bool:

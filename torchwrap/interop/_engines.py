@@ -36,7 +36,9 @@ NEW_ENV = "Call env.close() and make a new env"
 
 Mask = NDArray[np.bool_]
 
-Infos = list[tuple[dict[str, Any], Mask]]
+Info = dict[str, Any]
+
+Infos = list[tuple[Info, Mask]]
 """Batched infos, each with the mask of the rows that it belongs to."""
 
 Successors = tuple[Any, Any, Any, Any, Infos]
@@ -69,7 +71,12 @@ class Engine:
     is_interruptible = True  # False if an interrupted call leaves results for the next call
     getter = "get_wrapper_attr"  # the method of an env that returns an attribute
 
-    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
+    def __init__(
+        self,
+        vector_env: Any,
+        name: str,
+        info_names: Collection[str],
+    ) -> None:
         self.vector_env = vector_env
         self.name = name
         self.info_names = info_names
@@ -95,7 +102,7 @@ class Engine:
         self._observation: Any = None  # the latest batch that the vector env returned
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
         self._already_reset = ~self._all
-        self._initial_info: dict[str, Any] = {}
+        self._initial_info: Info = {}
 
     def step(self, actions: Any) -> Successors:
         """Takes an action in every env, and returns the true successors."""
@@ -110,10 +117,16 @@ class Engine:
             final_rows = self._final_rows(info, done)
             if final_rows.any():
                 observation = self._with_final_observations(info, final_rows)
-                infos = [(info, ~final_rows), (info.get("final_info", {}), final_rows)]
+                final_info = info.get("final_info", {})
+                infos = [(info, ~final_rows), (final_info, final_rows)]
         return observation, reward, terminated, truncated, infos
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+    def reset(
+        self,
+        rows: Mask,
+        seed: int | None,
+        options: Options | None,
+    ) -> Initial:
         """Starts episodes in the rows of a mask. Row *i* gets the seed `seed + i`.
 
         Returns the observations of all rows, and the infos of the mask's.
@@ -132,7 +145,12 @@ class Engine:
         self._already_reset = already_reset & ~rows
         return self._observation, infos
 
-    def choose_seed(self, seed: int | None, is_first: bool, first_index: int) -> int | None:
+    def choose_seed(
+        self,
+        seed: int | None,
+        is_first: bool,
+        first_index: int,
+    ) -> int | None:
         """As `Env._choose_seed`."""
         return seed
 
@@ -204,11 +222,11 @@ class Engine:
             return set(self.call("get_wrapper_attr", name))
         return {getattr(base, "max_episode_steps", None)}
 
-    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
+    def _final_rows(self, info: Info, done: Mask) -> Mask:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def _with_final_observations(self, info: dict[str, Any], rows: Mask) -> Any:
+    def _with_final_observations(self, info: Info, rows: Mask) -> Any:
         final: Any = info.get("final_obs")
         indices = np.flatnonzero(rows).tolist()
         observation = copy.deepcopy(self._observation)
@@ -234,7 +252,12 @@ class Sync(Engine):
 
     can_repeat = True
 
-    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
+    def __init__(
+        self,
+        vector_env: Any,
+        name: str,
+        info_names: Collection[str],
+    ) -> None:
         super().__init__(vector_env, name, info_names)
         self.same_step = False
         self._envs = vector_env.envs
@@ -268,9 +291,14 @@ class Sync(Engine):
         batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+    def reset(
+        self,
+        rows: Mask,
+        seed: int | None,
+        options: Options | None,
+    ) -> Initial:
         indices = np.flatnonzero(rows).tolist()
-        infos: list[dict[str, Any]] = [{}] * len(rows)
+        infos: list[Info] = [{}] * len(rows)
         for row in indices:
             own_seed = None if seed is None else seed + row
             self._results[row] = self._envs[row].reset(seed=own_seed, options=options)
@@ -287,8 +315,8 @@ class Sync(Engine):
         batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, [(batch, rows)]
 
-    def _batch_infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
+    def _batch_infos(self, infos: Sequence[Info]) -> Info:
+        batch: Info = {}
         for name in self.info_names:
             found = [info[name] for info in infos if name in info]
             if found:  # the first value fills the rows without the entry
@@ -309,9 +337,10 @@ class Games(Engine):
     is_interruptible = False
     _game_returns: Any = 0.0
 
-    def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
+    def _add_games(self, info: Info, reward: Any, over: Any) -> None:
         """Adds each game's return to the info, and whether it is over. An episode may be a life."""
-        info["game_return"] = self._game_returns + reward
+        self._game_returns = self._game_returns + reward
+        info["game_return"] = self._game_returns
         info["game_over"] = over
         self._forget_games(over)
 
@@ -344,7 +373,7 @@ class Ale(Games):
         info["game_over"] = np.zeros_like(info["game_over"])
         return observation, reward, *flags, info
 
-    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
+    def _final_rows(self, info: Info, done: Mask) -> Mask:
         # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
         over: Mask = info["final_info"]["game_over"]
         return over
@@ -366,7 +395,12 @@ class EnvPool(Games):
 
     modes = (AutoresetMode.NEXT_STEP,)
 
-    def __init__(self, pool: Any, name: str, info_names: Collection[str]) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        name: str,
+        info_names: Collection[str],
+    ) -> None:
         if pool is not pool.unwrapped:
             raise ValueError(
                 refusal(
@@ -385,7 +419,12 @@ class EnvPool(Games):
     def _step_limits(self) -> set[Any]:
         return {self.vector_env.config["max_episode_steps"]}
 
-    def choose_seed(self, seed: int | None, is_first: bool, first_index: int) -> int | None:
+    def choose_seed(
+        self,
+        seed: int | None,
+        is_first: bool,
+        first_index: int,
+    ) -> int | None:
         own_seed = (self._seed - first_index) % NUM_SEEDS
         if seed is None:
             return own_seed if is_first else None
@@ -412,7 +451,12 @@ class EnvPool(Games):
             self._add_games(info, info["reward"], over)
         return self._observation, reward, terminated, truncated, [(info, self._all)]
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+    def reset(
+        self,
+        rows: Mask,
+        seed: int | None,
+        options: Options | None,
+    ) -> Initial:
         finished = rows & self._finished
         running = rows & ~self._finished
         self._forget_games(running)
@@ -431,7 +475,7 @@ class EnvPool(Games):
         self._finished = self._finished & ~rows
         return self._observation, infos
 
-    def _assign(self, observation: Any, info: dict[str, Any]) -> tuple[dict[str, Any], Mask]:
+    def _assign(self, observation: Any, info: Info) -> tuple[Info, Mask]:
         """Writes the observations of some envs into the batch, and spreads their info to it."""
         indices = info["env_id"]
         _assign(self._observation, indices, observation)
@@ -440,7 +484,8 @@ class EnvPool(Games):
         batch = {}
         for name in {*self.info_names} & info.keys():
             values = info[name]
-            batch[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+            shape = (len(rows), *values.shape[1:])
+            batch[name] = np.zeros(shape, values.dtype)
             batch[name][indices] = values
         return batch, rows
 
@@ -484,7 +529,13 @@ def _assign(values: Any, rows: Any, given: Any) -> None:
 # Checks of what Gymnasium's envs return.
 
 
-def check_result(owner: str, call: str, space: Space[Any], result: Any, num_envs: int = 1) -> None:
+def check_result(
+    owner: str,
+    call: str,
+    space: Space[Any],
+    result: Any,
+    num_envs: int = 1,
+) -> None:
     """Raises a TypeError or ValueError unless `step` or `reset`, the `call`, returned a result."""
     names = ["observation", "info"]
     if call.startswith("step"):
@@ -500,7 +551,12 @@ def check_result(owner: str, call: str, space: Space[Any], result: Any, num_envs
         _check_leaf(owner, f"observation{key} of {call}", path, leaf, result[0])
 
 
-def as_numbers(owner: str, name: str, values: Any, num_envs: int) -> NDArray[Any]:
+def as_numbers(
+    owner: str,
+    name: str,
+    values: Any,
+    num_envs: int,
+) -> NDArray[Any]:
     """Rewards or flags as an array.
 
     Raises a ValueError unless they are one number per env: NumPy would make NaN of None.
@@ -512,7 +568,13 @@ def as_numbers(owner: str, name: str, values: Any, num_envs: int) -> NDArray[Any
     raise ValueError(refusal(owner, f"{name} must be one number per env", f"{values!r}"))
 
 
-def _check_leaf(owner: str, name: str, path: spaces.Path, leaf: Any, observation: Any) -> None:
+def _check_leaf(
+    owner: str,
+    name: str,
+    path: spaces.Path,
+    leaf: Any,
+    observation: Any,
+) -> None:
     # As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything, and
     # NumPy lets integers overflow.
     part = observation

@@ -72,15 +72,15 @@ class Async(Engine):
         """Names the env whose worker has ended or does not answer; empty if all workers go on."""
         processes = self.vector_env.processes
         sentinels = [process.sentinel for process in processes]
-        # A worker that does not answer may wait for a dead one. A closed pipe's worker is ending.
-        is_ending = isinstance(error, EOFError | OSError)
-        ended: list[Any] = wait(sentinels, PATIENCE if is_ending else 0.1)
+        # A worker that does not answer may wait for a dead one. A worker that raised is ending.
+        is_late = isinstance(error, multiprocessing.TimeoutError)
+        ended: list[Any] = wait(sentinels, 0.1 if is_late else PATIENCE)
         if ended:
             index = sentinels.index(ended[0])
             processes[index].join(1.0)
             code = processes[index].exitcode
             fault = f"env {index} exited with code {code} in {command} ({error!r})"
-        elif isinstance(error, multiprocessing.TimeoutError):
+        elif is_late:
             answered = [pipe.poll() for pipe in self.vector_env.parent_pipes]
             index = answered.index(False) if False in answered else 0
             fault = f"env {index} did not finish {command} in worker_timeout={self._timeout} s"
@@ -143,9 +143,8 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         *values, info = self._checked("step", self.env.step(action))
         return *values, self._selected(info)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        result = self.env.reset(seed=seed, options=options)
-        observation, info = self._checked("reset", result)
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self._checked("reset", self.env.reset(**kwargs))
         return observation, self._selected(info)
 
     def torchwrap_get(self, name: str) -> Any:

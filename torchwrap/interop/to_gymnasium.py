@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -18,10 +17,10 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
-from torchwrap.interop._engines import Mask, autoreset_mode_of
+from torchwrap.interop._engines import Info, Mask, autoreset_mode_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
-Result = tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]
+Result = tuple[Any, NDArray[np.float64], Mask, Mask, Info]
 """Observations, rewards, terminations, truncations, infos."""
 
 Statistics = dict[str, NDArray[Any]]
@@ -78,8 +77,11 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, in DISABLED
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self,
+        *,
+        seed: int | None = None,
+        options: Info | None = None,
+    ) -> tuple[Any, Info]:
         mask = np.ones(self.num_envs, np.bool_)
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this
@@ -91,16 +93,20 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 options["state"] = {
                     name: torch.as_tensor(value, device=device) for name, value in state.items()
                 }
-        rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
+        rows = None
+        if not mask.all():
+            rows = torch.as_tensor(mask, device=self.env.device)
         td = self.env.reset(seed, rows, options)
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
-        return self._observation(td), _batch_infos(td.get("info", {}), mask)
+        infos = _batch_infos(td.get("info", {}), mask)
+        return self._observation(td), infos
 
     def _check_mask(self, mask: Any) -> None:
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
-        if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
+        is_batch = np.shape(mask) == (self.num_envs,)
+        if not is_mask or not is_batch or not mask.any():
             form = f"an array ({self.num_envs},) of np.bool_ with at least one True"
             must = f"options['reset_mask'] must be {form}"
             raise ValueError(refusal(f"{self}.reset", must, f"{mask!r}"))
@@ -120,7 +126,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         done = terminated | truncated
         infos = self._infos(successor, done)
         if self._same_step:
-            initial_infos = _batch_infos(td.get("info", {}), done)
+            initial_infos: dict[str, Any] = _batch_infos(td.get("info", {}), done)
             for name, values in initial_infos.items():
                 infos.setdefault(name, values)[done] = values[done]
         else:
@@ -139,14 +145,16 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             except (IndexError, KeyError, TypeError, ValueError):
                 must = f"actions must be in {self.action_space}"
                 raise ValueError(refusal(f"{self}.step", must, f"{actions!r}")) from None
-            if not isinstance(space, gymnasium.spaces.Box) and dtype.kind not in "iub":
+            is_number = isinstance(space, gymnasium.spaces.Box) or dtype.kind in "iub"
+            if not is_number:
                 must = f"actions of {space} must be integers"
                 raise ValueError(refusal(f"{self}.step", must, f"{part!r} of dtype {dtype}"))
         return spaces.from_numpy(self.single_action_space, actions, self.env.device)
 
-    def _infos(self, successor: TensorDict, done: Mask) -> dict[str, Any]:
+    def _infos(self, successor: TensorDict, done: Mask) -> Info:
         info = dict(successor.get("info", {}).items())
-        infos = _batch_infos(info, ~done if self._same_step else np.ones_like(done))
+        rows = ~done if self._same_step else np.ones_like(done)
+        infos = _batch_infos(info, rows)
         if not done.any():
             return infos
         statistics = self._statistics(successor, done)
@@ -165,7 +173,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _final_observations(self, successor: TensorDict, done: Mask) -> NDArray[np.object_]:
         """The observations of the finished envs, and None for the others."""
         rows = torch.as_tensor(done, device=self.env.device)
-        final = spaces.to_numpy(self.single_observation_space, successor["observation"][rows])
+        final = self._observation(successor[rows])
         each = iterate(self.observation_space, final)
         observations = np.full(self.num_envs, None)
         for row in np.flatnonzero(done):
@@ -205,9 +213,9 @@ def _to_array(column: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _batch_infos(values: Mapping[str, Any] | TensorDict, mask: Mask) -> dict[str, Any]:
+def _batch_infos(values: Info | TensorDict, mask: Mask) -> Info:
     """Infos as Gymnasium batches them: zeros outside the mask, and the mask under `_name`."""
-    infos: dict[str, Any] = {}
+    infos: Info = {}
     if not mask.any():
         return infos
     for name, value in values.items():

@@ -63,7 +63,11 @@ class AddRenderObservation(RenderWrapper):
     """
 
     def __init__(
-        self, env: Env, render_only: bool = True, render_key: str = "pixels", obs_key: str = "state"
+        self,
+        env: Env,
+        render_only: bool = True,
+        render_key: str = "pixels",
+        obs_key: str = "state",
     ) -> None:
         super().__init__(env)
         owner = "AddRenderObservation"
@@ -99,7 +103,9 @@ class AddRenderObservation(RenderWrapper):
         if self.render_only:
             return td.set("observation", pixels)
         observation: Any = td["observation"]
-        parts = dict(observation.items()) if self._adds_to_dict else {self.obs_key: observation}
+        parts = {self.obs_key: observation}
+        if self._adds_to_dict:
+            parts = dict(observation.items())
         parts = {self.render_key: pixels, **parts}
         return td.set("observation", TensorDict(parts, batch_size=td.batch_size))
 
@@ -148,16 +154,20 @@ class RecordVideo(RenderWrapper):
     ) -> None:
         super().__init__(env, from_observation)
         owner = "RecordVideo"
-        for name, trigger in (("episode_trigger", episode_trigger), ("step_trigger", step_trigger)):
+        triggers = {"episode_trigger": episode_trigger, "step_trigger": step_trigger}
+        for name, trigger in triggers.items():
             validation.function(owner, name, trigger or capped_cubic)
         for name, text in (("video_folder", video_folder), ("name_prefix", name_prefix)):
             if not isinstance(text, str | Path):
                 raise TypeError(refusal(owner, f"{name} must be a string", repr(text)))
         if not len(envs):
             raise ValueError(refusal(owner, "envs must hold at least one index", repr(envs)))
-        last = self.num_envs - 1
-        self.envs = [validation.integer(owner, "each index in envs", row, 0, last) for row in envs]
-        self.fps = self._env_fps if fps is None else validation.positive(owner, "fps", fps)
+        for row in envs:
+            validation.integer(owner, "each index in envs", row, 0, self.num_envs - 1)
+        self.envs = list(envs)
+        self.fps = self._env_fps
+        if fps is not None:
+            self.fps = validation.positive(owner, "fps", fps)
         self.video_length = validation.integer(owner, "video_length", video_length, at_least=0)
         self.episode_trigger = episode_trigger
         self.step_trigger = step_trigger
@@ -226,8 +236,9 @@ class RecordVideo(RenderWrapper):
         frame = self._picture(td)
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
-        padding = ((0, height % 2), (0, width % 2), (0, 0))
-        self._writer.append_data(np.pad(frame, padding))
+        odd = (height % 2, width % 2, 0)
+        padded = np.pad(frame, [(0, number) for number in odd])
+        self._writer.append_data(padded)
         self._num_frames += 1
         if self._num_frames == self.video_length:
             self._close_video()
@@ -263,7 +274,9 @@ def _to_rgb(owner: str, frame: NDArray[Any]) -> NDArray[np.uint8]:
         must = "a frame must be (height, width, 3) of uint8, or gray: (height, width)"
         raise ValueError(refusal(owner, must, f"{frame.shape} {frame.dtype}"))
     channels = frame.reshape(*frame.shape[:2], -1)
-    return np.repeat(channels, 3, 2) if channels.shape[2] == 1 else channels[..., :3]
+    if channels.shape[2] == 1:
+        channels = np.repeat(channels, 3, 2)
+    return channels[..., :3]
 
 
 def tiled(frames: Sequence[NDArray[Any]]) -> NDArray[Any]:

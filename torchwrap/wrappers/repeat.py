@@ -46,7 +46,11 @@ class _Repeat(Wrapper):
                 limit = math.ceil(limit / repeats)
             self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit)
 
-    def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
+    def _repeat(
+        self,
+        step: Callable[[Any], TensorDict],
+        action: spaces.Value,
+    ) -> TensorDict:
         """Takes several steps with one action.
 
         Returns the last successor of each env's episode, with the sums of its rewards and
@@ -102,7 +106,13 @@ class RepeatAction(_Repeat):
     tensor([3., 1.])
     """
 
-    def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        env: Env,
+        num_repeats: int,
+        *,
+        summed_info: Sequence[str] = (),
+    ) -> None:
         repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
         super().__init__(env, repeats, summed_info)
         self.num_repeats = repeats
@@ -130,7 +140,13 @@ class MaxAndSkipObservation(_Repeat):
     tensor([[4.]])
     """
 
-    def __init__(self, env: Env, skip: int = 4, *, summed_info: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        env: Env,
+        skip: int = 4,
+        *,
+        summed_info: Sequence[str] = (),
+    ) -> None:
         skip = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
         super().__init__(env, skip, summed_info)
         self.skip = skip

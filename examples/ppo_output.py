@@ -1,0 +1,253 @@
+"""The output of the PPO scripts: progress, learning curve, metrics, TensorBoard, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn, optim
+from tqdm import tqdm
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+# CleanRL's names for episode statistics in TensorBoard
+CHARTS = {"return": "episodic_return", "length": "episodic_length"}
+
+Point = tuple[int, float, float, float]  # env steps, mean return, seconds, standard deviation
+
+
+def find_statistics(env: tw.Env) -> T.RecordEpisodeStatistics:
+    return next(part for part in env.modules() if isinstance(part, T.RecordEpisodeStatistics))
+
+
+class Log:
+    def __init__(self, args: Any, env: tw.Env, start_time: float) -> None:
+        self.args = args
+        name = args.env_id.rpartition(":")[2].replace("/", "-")
+        self.out = args.out or Path("runs") / f"ppo-{name}"
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.statistics = find_statistics(env)
+        self.start_time = start_time
+        self.batch_size = args.num_envs * args.num_steps
+        self.num_iterations = -(-args.total_timesteps // self.batch_size)
+        self.first_iteration = 0
+        self.curve: list[Point] = []
+        self.reached: tuple[int, float] | None = None
+        self.compile_seconds = 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {"curve": self.curve, "reached": self.reached, "seconds": self.seconds()}
+
+    def resume(self, checkpoint: dict[str, Any]) -> None:
+        self.first_iteration = checkpoint["iteration"]
+        self.curve = checkpoint["curve"]
+        self.reached = checkpoint["reached"]
+        self.start_time -= checkpoint["seconds"]
+
+    def start(self) -> None:
+        first_step = self.first_iteration * self.batch_size
+        total = self.num_iterations * self.batch_size
+        self.progress = tqdm(total=total, initial=first_step, unit=" steps", unit_scale=True)
+        self.writer = None
+        if self.args.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Purge the scalars that a killed run wrote after its last checkpoint.
+            self.writer = SummaryWriter(self.out, purge_step=first_step + 1)
+        self.loop_start = time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start_time
+
+    def is_save(self, iteration: int) -> bool:
+        number = iteration + 1
+        return number % self.args.save_every == 0 or number == self.num_iterations
+
+    def record(self, iteration: int, returns: Tensor) -> None:
+        """Adds the mean return of the latest episodes to the curve."""
+        if iteration == self.first_iteration:
+            self.steady_start = time.perf_counter()
+        self.progress.update(self.batch_size)
+        if len(returns) == 0:
+            return
+        step = (iteration + 1) * self.batch_size
+        mean = returns.double().mean().item()
+        deviation = returns.double().std(correction=0).item()
+        self.curve.append((step, mean, self.seconds(), deviation))
+        self.progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
+        target = self.args.target_return
+        if target is not None and self.reached is None and len(returns) >= 100 and mean >= target:
+            self.reached = (step, self.seconds())
+
+    def write_scalars(
+        self,
+        iteration: int,
+        data: TensorDict,
+        batch: dict[str, Tensor],
+        stats: dict[str, Tensor],
+        learning_rate: float,
+    ) -> None:
+        if self.writer is None:
+            return
+        step = (iteration + 1) * self.batch_size
+        scalars = {f"losses/{name}": value for name, value in stats.items()}
+        residual = (batch["ret"] - batch["value"]).var(correction=0)
+        scalars["losses/explained_variance"] = 1 - residual / batch["ret"].var(correction=0)
+        scalars["charts/learning_rate"] = learning_rate
+        scalars["charts/SPS"] = int(step / self.seconds())
+        done = data["next", "done"]
+        if done.any():
+            for name, key in self.statistics.keys.items():
+                mean = data["next", key][done].float().mean()
+                scalars[f"charts/{CHARTS.get(name, name)}"] = mean
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+    def close(self, processes: int = 1) -> dict[str, Any]:
+        """Ends the measurement, and returns the figures of the training."""
+        wall_seconds = self.seconds()
+        steady_seconds = time.perf_counter() - self.steady_start
+        self.progress.close()
+        if self.writer is not None:
+            self.writer.close()
+        args = self.args
+        env_steps = self.num_iterations * self.batch_size
+        steady_steps = env_steps - (self.first_iteration + 1) * self.batch_size
+        steady = steady_steps / steady_seconds if steady_steps > 0 else None
+        if args.compile:  # the first iteration compiles the update
+            self.compile_seconds += self.steady_start - self.loop_start
+            if steady:
+                self.compile_seconds -= self.batch_size / steady
+        steps_to_target, seconds_to_target = self.reached or (None, None)
+        metrics = {
+            "env": args.env_id,
+            "backend": args.backend,
+            "num_envs": args.num_envs,
+            "processes": processes,
+            "device": args.device,
+            "seed": args.seed,
+            "env_steps": env_steps,
+            "wall_seconds": wall_seconds,
+            "steps_per_second": env_steps / wall_seconds,
+            "steps_per_second_steady": steady,
+            "compile_seconds": self.compile_seconds,
+            "target_return": args.target_return,
+            "env_steps_to_target": steps_to_target,
+            "seconds_to_target": seconds_to_target,
+            "final_mean_return": self.curve[-1][1] if self.curve else None,
+        }
+        for name, queue in self.statistics.metric_queues.items():
+            if len(queue) > 0:
+                metrics[f"final_mean_{name}"] = queue.mean().item()
+        return metrics
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        text = json.dumps(metrics, indent=2)
+        (self.out / "metrics.json").write_text(text + "\n")
+        print(text)
+        if self.curve:
+            plot(self.out / "learning_curve.png", self.args, self.curve)
+
+
+class Checkpoint:
+    """checkpoint.pt holds all that a run needs to continue."""
+
+    def __init__(
+        self,
+        args: Any,
+        env: tw.Env,
+        agent: nn.Module,
+        optimizer: optim.Optimizer,
+        log: Log,
+        world_size: int = 1,
+    ) -> None:
+        self.env = env
+        self.agent = agent
+        self.optimizer = optimizer
+        self.log = log
+        self.path = log.out / "checkpoint.pt"
+        device = torch.device(args.device)
+        self.generators = [torch.default_generator]
+        if device.type == "cuda":
+            self.generators.append(torch.cuda.default_generators[device.index or 0])
+        # The arguments that a run and the one that resumes it must share.
+        self.run = {name: str(value) for name, value in vars(args).items()}
+        for name in ("out", "resume", "save_every", "tensorboard"):
+            del self.run[name]
+        self.run["device"] = device.type
+        self.run["world_size"] = str(world_size)
+
+    def process_state(self) -> dict[str, Any]:
+        """The running episodes and the random numbers of this process."""
+        if not self.env.can_snapshot:
+            return {}
+        states = [generator.get_state() for generator in self.generators]
+        return {"snapshot": self.env.snapshot().to_dict(), "rng": states}
+
+    def save(self, iteration: int, processes: list[dict[str, Any]]) -> None:
+        state = {
+            "agent": self.agent.state_dict(),
+            "env": self.env.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "processes": processes,
+            "run": self.run,
+            "iteration": iteration + 1,
+            **self.log.state(),
+        }
+        # Rename a complete file: checkpoint.pt is whole even if the process is killed.
+        part = self.path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self.path)
+        self.log.flush()
+
+    def load(self, td: TensorDict, rank: int = 0) -> TensorDict:
+        """The root to continue from: the one of the checkpoint, or `td` without a file."""
+        if not self.env.can_snapshot:
+            fault = f"--resume must have an env of torchwrap's own, got {self.env!r}"
+            raise ValueError(f"ppo.py: {fault}.")
+        if not self.path.exists():
+            return td
+        state = torch.load(self.path, weights_only=True)
+        others = dict(state["run"].items() - self.run.items())
+        if others:
+            raise ValueError(f"ppo.py: --resume must have the run's arguments, with {others}.")
+        self.agent.load_state_dict(state["agent"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.log.resume(state)
+        process = state["processes"][rank]
+        for generator, rng in zip(self.generators, process["rng"]):
+            generator.set_state(rng)
+        return self.env.restore(process["snapshot"])
+
+
+def plot(
+    path: Path,
+    args: Any,
+    curve: list[Point],
+    window: int = 100,
+) -> None:
+    from matplotlib.figure import Figure  # imported here so that training does not wait for it
+
+    steps, returns, seconds, deviations = torch.tensor(curve, dtype=torch.float64).unbind(1)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    label = f"return of the latest {window} episodes, mean and standard deviation"
+    axes.plot(steps, returns, label=label)
+    axes.fill_between(steps, returns - deviations, returns + deviations, alpha=0.2)
+    target = args.target_return
+    # A distant target would flatten the curve.
+    if target is not None and target <= 2 * returns.max() - returns.min():
+        axes.axhline(target, color="gray", linestyle="--", label=f"target {target:g}")
+    title = f"PPO on {args.env_id}, seed {args.seed}, {seconds[-1]:.0f} s"
+    axes.set(title=title, xlabel="env steps", ylabel="return")
+    axes.legend()
+    figure.savefig(path, dpi=120)
