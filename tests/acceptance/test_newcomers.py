@@ -5,7 +5,6 @@ import copy
 import re
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
