@@ -203,7 +203,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("arguments", UNFIT, ids=str)
+@pytest.mark.parametrize("arguments", UNFIT, ids="".join)
 def test_register_with_an_invalid_argument_raises(registry, arguments):
     tw.register("moon/Taken-v0", Pendulum)
     before = dict(registry)
