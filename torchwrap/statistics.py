@@ -17,7 +17,8 @@ from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import materialize, no_zero
 
-# A difference from the reference counts if it is smaller. Sums of float64 squares stay finite.
+# A value counts if its difference from the reference is below the limit. Sums of float64 squares
+# then stay finite.
 _LIMITS = {torch.float32: math.inf, torch.float64: 1e150}
 
 
@@ -133,7 +134,12 @@ class RunningMeanStd(BatchedModule):
         epsilon: float,
     ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        shift, scale = self._constants(epsilon)
+        dtype = self.reference.dtype
+        shift, var = self._moments()
+        scale = (var + epsilon).rsqrt()
+        # All rows share both.
+        shift = materialize(shift.to(dtype))
+        scale = materialize(scale.to(dtype))
         return ((rows - self.reference - shift) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
@@ -142,7 +148,10 @@ class RunningMeanStd(BatchedModule):
 
     def frozen(self, epsilon: float) -> Tensor:
         """The constants of `normalize`, `(3, *shape)`: reference, mean - reference, and scale."""
-        return torch.stack([self.reference, *self._constants(epsilon)])
+        shift, var = self._moments()
+        scale = (var + epsilon).rsqrt()
+        constants = torch.stack([self.reference, shift, scale])
+        return constants.to(self.reference.dtype)
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""
@@ -211,14 +220,7 @@ class RunningMeanStd(BatchedModule):
         count = self.count.clamp(min=1)
         shift = self.total / count
         var = (self.squares / count - shift.square()).relu()  # rounding can make it negative
-        return shift, var + (self.count == 0)
-
-    def _constants(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        # mean - reference and 1 / sqrt(var + epsilon), which all rows share.
-        shift, var = self._moments()
-        scale = (var + epsilon).rsqrt()
-        dtype = self.reference.dtype
-        return materialize(shift.to(dtype)), materialize(scale.to(dtype))
+        return shift, var + (self.count == 0)  # 1 before the first value
 
     def _warn_untrained(self, owner: str) -> None:
         if self.count.is_meta or self.count.any():
@@ -227,9 +229,9 @@ class RunningMeanStd(BatchedModule):
         remedy = "Load those of a trained env with load_state_dict(), or learn them in train()"
         warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=4)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        state_dict, prefix, errors = args[0], args[1], args[-1]
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        errors = args[-1]
         if not errors and all(prefix + name in state_dict for name in self.state_dict()):
             with torch.inference_mode():  # allows writes to every buffer
                 self.synced.copy_(self.sums())  # every process loads the same statistics
@@ -286,40 +288,36 @@ def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
             modules[name] = module
             shared[name] = torch.stack([*module.synced, common]).cpu()
             sums[name] = torch.stack([*module.sums(), reference]).cpu()
-    processes = _gather((shared, sums), group)
+    rank = dist.get_rank(group)
+    number = dist.get_world_size(group)
+    processes: list[Any] = [None] * number
+    # NCCL gathers on the current CUDA device. By default that is the first one on every process.
+    on_cuda = (buffer for buffer in env.buffers() if buffer.is_cuda)
+    try:
+        with torch.cuda.device_of(next(on_cuda, torch.empty(0))):
+            dist.all_gather_object(processes, (shared, sums), group)
+    except RuntimeError as error:
+        fault = f"the collective failed on rank {rank}: {error}"
+        remedy = f"All {number} processes must call it, and none may end before"
+        raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy)) from error
     if not all(_equal(shared, others) for others, _ in processes):
-        number = len(processes)
-        must = (
-            f"statistics must have the same names, shapes and loaded values on all {number} ranks"
-        )
+        must = f"statistics must have the same names, shapes and loaded values on {number} ranks"
         shapes = {name: tuple(module.count.shape) for name, module in modules.items()}
-        got = f"others than on rank {dist.get_rank(group)}: {shapes}"
+        got = f"others than on rank {rank}: {shapes}"
         remedy = "Make the same env on each, and load the same state_dict on each or on none"
         raise RuntimeError(refusal("sync_statistics", must, got, remedy))
     for name, module in modules.items():
         _merge(module, torch.stack([sums[name] for _, sums in processes]))
 
 
-def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """The values of all processes, by rank."""
-    number = dist.get_world_size(group)
-    values = [None] * number
-    try:
-        dist.all_gather_object(values, value, group)
-    except RuntimeError as error:
-        must = f"all {number} processes of the group must take part"
-        got = f"a failure on rank {dist.get_rank(group)}, because another has ended: {error}"
-        raise RuntimeError(refusal("sync_statistics", must, got)) from error
-    return values
-
-
 def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    pairs = zip(first.values(), second.values(), strict=False)
-    return list(first) == list(second) and all(torch.equal(*pair) for pair in pairs)
+    if list(first) != list(second):
+        return False
+    return all(first[name].equal(second[name]) for name in first)
 
 
 def _merge(module: RunningMeanStd, sums: Tensor) -> None:
-    """Adds what each process has counted since the last sync.
+    """Adds the values that each process has counted since the last sync.
 
     Args:
         module: statistics, whose sums were the same on all processes after the last sync.
@@ -327,9 +325,10 @@ def _merge(module: RunningMeanStd, sums: Tensor) -> None:
     """
     total, squares, count, reference = sums.to(module.total.device).unbind(1)
     # The lowest rank with a value has the common reference. After a sync all have the same.
-    owner = (count > 0).int().argmax(0, keepdim=True)
-    common = reference.take_along_dim(owner, 0)
-    shift = torch.where(count > 0, reference - common, 0)
+    has_value = count > 0
+    lowest = has_value.int().argmax(0, keepdim=True)
+    common = reference.take_along_dim(lowest, 0)
+    shift = torch.where(has_value, reference - common, 0)
     squares = squares + 2 * shift * total + shift.square() * count
     total = total + shift * count
     added = torch.stack([total, squares, count], 1) - module.synced

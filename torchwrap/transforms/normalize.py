@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ class NormalizeObservation(ObservationTransform):
 
     The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation
     counts exactly once, final and initial ones included; NaN and infinity pass, but do not count.
-    All envs share the statistics, which are the transform's `state_dict`: a `RunningMeanStd`,
-    `statistics`; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
+    All envs share the statistics, and `state_dict` holds them. `statistics` is a `RunningMeanStd`.
+    For a `Dict`, `statistics_of[("key",)]` is the `RunningMeanStd` of one entry.
 
     Args:
         epsilon: added to the variance.
@@ -52,9 +53,10 @@ class NormalizeObservation(ObservationTransform):
         self.statistics_of = {}
         for path, leaf in spaces.leaves(below):
             box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
+            # float32 represents every value of the other dtypes.
             needs_float64 = box.dtype in (np.float64, np.int32, np.int64)
             dtype = torch.float64 if needs_float64 else torch.float32
-            shape = box.shape or (1,)
+            shape = box.shape or (1,)  # broadcasts with a batch of scalars
             self.statistics_of[path] = RunningMeanStd(shape, signature.device, dtype)
         modules = nn.ModuleList(self.statistics_of.values())
         self.statistics = modules if spaces.children(below) else modules[0]
@@ -62,9 +64,8 @@ class NormalizeObservation(ObservationTransform):
         return signature.replace(single_observation_space=above)
 
     def step(self, td: TensorDict) -> TensorDict:
-        observation = td["observation"]
-        self._update(observation)
-        return td.set("observation", self.observation(observation))
+        normalized = spaces.apply(self._update_and_normalize, td["observation"])
+        return td.set("observation", normalized)
 
     def reset(
         self,
@@ -72,27 +73,25 @@ class NormalizeObservation(ObservationTransform):
         mask: RowMask,
     ) -> TensorDict:
         initial = mask.gather(td["observation"])
-        self._update(initial, mask.gathered)
-        return td.set("observation", mask.spread(self.observation(initial)))
+        normalize = functools.partial(self._update_and_normalize, mask=mask.gathered)
+        return td.set("observation", mask.spread(spaces.apply(normalize, initial)))
 
-    def observation(self, observation: Value) -> Value:
-        return spaces.apply(self._normalize, observation)
-
-    def _normalize(
+    def _update_and_normalize(
         self,
         path: Path,
         rows: Tensor,
-    ) -> Tensor:
-        return self.statistics_of[path].normalize(rows, self.epsilon)
-
-    def _update(
-        self,
-        observation: Value,
         mask: Tensor | None = None,
-    ) -> None:
+    ) -> Tensor:
+        statistics = self.statistics_of[path]
         if self.training:
-            for path, statistics in self.statistics_of.items():
-                statistics.update(spaces.at(observation, path), mask)
+            statistics.update(rows, mask)
+        return statistics.normalize(rows, self.epsilon)
+
+    def observation(self, observation: Value) -> Value:
+        """Normalizes without an update."""
+        return spaces.apply(
+            lambda path, rows: self.statistics_of[path].normalize(rows, self.epsilon), observation
+        )
 
     def deployed(self) -> Transform:
         constants_of = {}
@@ -106,7 +105,7 @@ def _unbounded(leaf: Space[Any]) -> Box:
 
 
 class _FrozenNormalization(ObservationTransform):
-    """Normalization by constants, rounded like `RunningMeanStd.normalize`."""
+    """Computes the formula of `RunningMeanStd.normalize` with constants, bit for bit."""
 
     def __init__(self, constants_of: dict[Path, Tensor]) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ class _FrozenNormalization(ObservationTransform):
         path: Path,
         rows: Tensor,
     ) -> Tensor:
-        # reference + shift is the mean, but the sum would round away the digits of the shift.
+        # The mean is reference + shift, but that sum would lose the last digits of the shift.
         reference, shift, scale = self.get_buffer(self.name_of[path]).unbind()
         return ((rows - reference - shift) * scale).float()
 
@@ -131,11 +130,11 @@ class _FrozenNormalization(ObservationTransform):
 class NormalizeReward(Transform):
     """Divides rewards by the standard deviation of the discounted return, without a shift.
 
-    At each step, return = gamma * return + reward; the statistics are updated with it; the reward
-    becomes reward / sqrt(var + epsilon); and where the episode ended, return = 0, as in
-    Stable-Baselines3's `VecNormalize`. The first rewards can be large, because there are few
-    returns yet: put `ClipReward` above. After a reward that is not finite, the return of that env
-    is not finite until its episode ends, and does not count.
+    Each step computes return = gamma * return + reward, updates the statistics of returns, and
+    returns reward / sqrt(var + epsilon). A reset sets return = 0. Stable-Baselines3's
+    `VecNormalize` does the same. The first rewards can be large, because there are few returns yet:
+    put `ClipReward` above. After a reward that is not finite, the return of that env is not finite
+    until its episode ends, and does not count.
 
     Args:
         gamma: discount of the return.
