@@ -26,15 +26,13 @@ class _Frames(BatchedModule):
     """The latest frames of one leaf in each env, oldest first: `(num_envs, size, *shape)`.
 
     Args:
-        padding: one frame, which fills the buffer at the start of an episode.
+        padding: the frame before the initial one, repeated.
         size: number of frames.
         num_envs: number of envs.
-        repeats_initial: whether an initial frame fills the buffer instead.
+        repeats_initial: whether the initial frame itself is repeated instead of `padding`.
     """
 
-    frames = EnvBuffer(
-        row=lambda self: self.padding.expand(self.size, *self.padding.shape),
-    )
+    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
     padding: Tensor
 
     def __init__(
@@ -52,8 +50,8 @@ class _Frames(BatchedModule):
 
     def append(self, frame: Tensor) -> Tensor:
         """Adds a frame and drops the oldest one. Returns all frames."""
-        later = self.frames[:, 1:]
-        frames = torch.cat([later, frame.unsqueeze(1)], 1)
+        kept = self.frames[:, 1:]
+        frames = torch.cat([kept, frame.unsqueeze(1)], 1)
         self.frames.copy_(frames)
         return frames
 
@@ -62,7 +60,10 @@ class _Frames(BatchedModule):
         initial: Tensor,
         mask: RowMask,
     ) -> Tensor:
-        """Starts an episode with an initial frame in the rows of the mask. Returns all frames."""
+        """Starts an episode with an initial frame in the rows of the mask.
+
+        Returns the frames. Other rows are 0 or unspecified.
+        """
         initial = mask.gather(initial).unsqueeze(1)
         padding = initial if self.repeats_initial else self.padding
         shape = (initial.shape[0], self.size - 1, *self.padding.shape)
@@ -79,25 +80,37 @@ class _Frames(BatchedModule):
 class _History(Transform):
     """Base for transforms that keep the latest frames of each leaf of a space."""
 
+    padding_types: tuple[str, ...] = ("reset", "zero")
     frames_of: dict[Path, _Frames]
 
-    def _make_frames(
-        self, space: Space[Any], signature: Signature, size: int, padding_type: str | Any
-    ) -> None:
-        is_member = not isinstance(padding_type, str)
-        if is_member and not space.contains(padding_type):
-            must = f"padding_type must be in {space}"
+    def __init__(self, padding_type: str | Any) -> None:
+        super().__init__()
+        if isinstance(padding_type, str | bytes) and padding_type not in self.padding_types:
+            names = " or ".join(map(repr, self.padding_types))
+            must = f"padding_type must be a member of the space or {names}"
             raise ValueError(refusal(type(self).__name__, must, repr(padding_type)))
+        self.padding_type = copy.deepcopy(padding_type)
+
+    def _make_frames(
+        self,
+        space: Space[Any],
+        signature: Signature,
+        size: int,
+    ) -> None:
+        member = self.padding_type
+        is_member = not isinstance(member, str)
+        if is_member and not space.contains(member):
+            must = f"padding_type must be in {space}"
+            raise ValueError(refusal(type(self).__name__, must, repr(member)))
+        repeats_initial = not is_member and member == "reset"
         self.frames_of = {}
         for path, leaf in spaces.leaves(space):
             padding = spaces.zeros(leaf, 1, signature.device)[0]
             if is_member:
-                member = np.asarray(spaces.at(padding_type, path), leaf.dtype)
-                padding = torch.tensor(member, device=signature.device)
-            repeats_initial = not is_member and padding_type == "reset"
-            frames = _Frames(padding, size, signature.num_envs, repeats_initial)
-            self.frames_of[path] = frames
-        self.histories = nn.ModuleList(self.frames_of.values())
+                entry = np.asarray(spaces.at(member, path), leaf.dtype)
+                padding = torch.tensor(entry, device=signature.device)
+            self.frames_of[path] = _Frames(padding, size, signature.num_envs, repeats_initial)
+        self.histories = nn.ModuleList(self.frames_of.values())  # registers their buffers
 
     def _output(self, frames: Tensor) -> Tensor:
         """Returns the new value of a leaf, from its frames `(num_envs, size, *shape)`."""
@@ -116,13 +129,6 @@ class _History(Transform):
         return spaces.apply(
             lambda path, frame: self._output(self.frames_of[path].restart(frame, mask)), initial
         )
-
-
-def _padding_type(owner: str, padding_type: Any, *names: str) -> Any:
-    if isinstance(padding_type, str | bytes) and padding_type not in names:
-        must = f"padding_type must be a member of the space or {' or '.join(map(repr, names))}"
-        raise ValueError(refusal(owner, must, repr(padding_type)))
-    return copy.deepcopy(padding_type)
 
 
 class FrameStackObservation(_History):
@@ -149,15 +155,14 @@ class FrameStackObservation(_History):
     def __init__(
         self, stack_size: int, *, padding_type: str | Any = "reset", axis: int | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(padding_type)
         owner = "FrameStackObservation"
         self.stack_size = validation.integer(owner, "stack_size", stack_size, at_least=1)
-        self.padding_type = _padding_type(owner, padding_type, "reset", "zero")
         self.axis = axis
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        self._make_frames(below, signature, self.stack_size, self.padding_type)
+        self._make_frames(below, signature, self.stack_size)
         if self.axis is None:
             above = batch_space(below, self.stack_size)
         else:
@@ -173,8 +178,9 @@ class FrameStackObservation(_History):
     def _output(self, frames: Tensor) -> Tensor:
         if self.axis is None:
             return frames
-        num_dims = frames.dim() - 2
-        return torch.cat(frames.unbind(1), self.axis % num_dims + 1)  # the first dimension is envs
+        num_dims = frames.dim() - 2  # without envs and frames
+        dim = 1 + self.axis % num_dims
+        return torch.cat(frames.unbind(1), dim)
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
@@ -188,15 +194,14 @@ class FrameStackObservation(_History):
 
 
 class _Delay(_History):
-    """Base for delays: one for every episode, one for each env, or drawn for each episode."""
+    """Base for delays: one number for all, one for each env, or one drawn for each episode."""
 
     delays = EnvBuffer(row=lambda self: torch.tensor(self.shortest))
-    padding_types: tuple[str, ...] = ("reset", "zero")
 
     def __init__(
         self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero"
     ) -> None:
-        super().__init__()
+        super().__init__(padding_type)
         owner = type(self).__name__
         bounds: Any = delay
         if isinstance(delay, Tensor):
@@ -206,15 +211,13 @@ class _Delay(_History):
             bounds = int(delay.min()), int(delay.max())
         self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
         self.delay = delay
-        self.padding_type = _padding_type(owner, padding_type, *self.padding_types)
 
-    def _set_up(
+    def _make_delays(
         self,
         space: Space[Any],
         signature: Signature,
     ) -> Signature:
-        self._make_frames(space, signature, self.longest + 1, self.padding_type)
-        self.allocate(signature.num_envs, signature.device)
+        self._make_frames(space, signature, self.longest + 1)
         if isinstance(self.delay, Tensor):
             if len(self.delay) != signature.num_envs:
                 must = f"delay must have one number for each of {signature.num_envs} envs"
@@ -226,6 +229,7 @@ class _Delay(_History):
         return signature
 
     def deployed(self) -> Transform:
+        # The deployed copy has one env.
         if isinstance(self.delay, Tensor) and len(self.delay) != len(self.delays):
             raise ValueError("its delay depends on the env")
         return self
@@ -236,7 +240,7 @@ class _Delay(_History):
             mask.assign_(self.delays, delays)
 
     def _output(self, frames: Tensor) -> Tensor:
-        index = self.longest - self.delays
+        index = self.longest - self.delays  # the oldest frame has index 0
         index = index.view(-1, *(1,) * (frames.dim() - 1))
         return frames.take_along_dim(index, 1).squeeze(1)
 
@@ -263,7 +267,7 @@ class DelayObservation(_Delay):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        return self._set_up(signature.single_observation_space, signature)
+        return self._make_delays(signature.single_observation_space, signature)
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
@@ -301,7 +305,7 @@ class DelayAction(_Delay):
     padding_types = ("zero",)
 
     def setup(self, signature: Signature) -> Signature:
-        return self._set_up(signature.single_action_space, signature)
+        return self._make_delays(signature.single_action_space, signature)
 
     def action(self, action: Value) -> Value:
         return self._append(action)
