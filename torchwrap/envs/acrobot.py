@@ -13,7 +13,6 @@ from gymnasium.envs.classic_control import AcrobotEnv
 from torch import Tensor
 
 from torchwrap._core import validation
-from torchwrap._core.errors import refusal
 from torchwrap.envs.classic import ClassicControl, State
 from torchwrap.random import Key
 
@@ -63,13 +62,11 @@ class Acrobot(ClassicControl):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(dtype)
-        if book_or_nips not in ("book", "nips"):
-            must = 'book_or_nips must be "book" or "nips"'
-            raise ValueError(refusal("Acrobot", must, repr(book_or_nips)))
         limits = [1.0, 1.0, 1.0, 1.0, self.max_speed_1, self.max_speed_2]
         high = np.array(limits, np.float32)
         self.observation_space = spaces.Box(-high, high)
-        self.book_or_nips = book_or_nips
+        name = "book_or_nips"
+        self.book_or_nips = validation.choice("Acrobot", name, book_or_nips, "book", "nips")
         self.torque_noise_max = validation.number(
             "Acrobot", "torque_noise_max", torque_noise_max, 0, sys.float_info.max
         )

@@ -150,9 +150,7 @@ class ClipAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        for name, bound in (("low", box.low), ("high", box.high)):
-            value = torch.as_tensor(bound, device=signature.device)
-            self.register_buffer(name, value, persistent=False)
+        self._register_constants(signature.device, low=box.low, high=box.high)
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_action_space=above)
 

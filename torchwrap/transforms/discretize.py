@@ -70,22 +70,15 @@ class _Discretize(Transform):
         # Floats are compared in their own dtype. Dimensions with fewer bins are padded.
         dtype = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
         edges = np.full((low.size, max(counts) + 1), np.inf, dtype)
-        centers = np.zeros((low.size, max(counts)), dtype)
         for row, count in enumerate(counts):
             line = np.linspace(low[row], high[row], count + 1, dtype=dtype)
             edges[row, : count + 1] = line
-            centers[row, :count] = 0.5 * (line[:-1] + line[1:])
-        # The strides of flat indices in row-major order: products of the counts behind.
-        strides = np.ones(len(counts), np.int64)
-        strides[:-1] = np.cumprod(counts[:0:-1])[::-1]
-        tables = {
-            "edges": edges,
-            "centers": centers,
-            "counts": np.array(counts),
-            "strides": strides,
-        }
-        for table, values in tables.items():
-            self.register_buffer(table, torch.as_tensor(values, device=device), persistent=False)
+        centers = 0.5 * (edges[:, :-1] + edges[:, 1:])
+        # In row-major order, a stride is the product of the counts behind.
+        strides = np.cumprod([1, *counts[:0:-1]])[::-1].copy()
+        self._register_constants(
+            device, edges=edges, centers=centers, counts=counts, strides=strides
+        )
         if self.multidiscrete:
             return MultiDiscrete(list(counts))
         return Discrete(math.prod(counts))

@@ -57,19 +57,25 @@ class _Groups(Transform):
         return signature.replace(single_observation_space=Dict(list(spaces.items())))
 
     def step(self, td: TensorDict) -> TensorDict:
-        outputs = {}
-        for name, part in self.parts.items():
-            outputs[name] = part.step(self._input(name, td))["observation"]
-        return td.set("observation", self._output(outputs, td))
+        return self._transform("step", td)
 
     def reset(
         self,
         td: TensorDict,
         mask: RowMask,
     ) -> TensorDict:
+        return self._transform("reset", td, mask)
+
+    def _transform(
+        self,
+        hook: str,
+        td: TensorDict,
+        *mask: RowMask,
+    ) -> TensorDict:
         outputs = {}
         for name, part in self.parts.items():
-            outputs[name] = part.reset(self._input(name, td), mask)["observation"]
+            result = getattr(part, hook)(self._input(name, td), *mask)
+            outputs[name] = result["observation"]
         return td.set("observation", self._output(outputs, td))
 
     def _input(

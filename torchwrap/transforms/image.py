@@ -121,13 +121,10 @@ class ResizeObservation(ObservationTransform):
         self.block: tuple[int, int] | None = None  # pixels per new pixel, if both are integers
         if height % new_height == width % new_width == 0:
             self.block = (height // new_height, width // new_width)
-        taps = {
-            "row": _area_taps(height, new_height),
-            "column": _area_taps(width, new_width),
-        }
-        for name, (indices, weights) in taps.items():
-            self.register_buffer(f"{name}_indices", indices.to(signature.device), persistent=False)
-            self.register_buffer(f"{name}_weights", weights.to(signature.device), persistent=False)
+        indices, weights = _area_taps(height, new_height)
+        self._register_constants(signature.device, row_indices=indices, row_weights=weights)
+        indices, weights = _area_taps(width, new_width)
+        self._register_constants(signature.device, column_indices=indices, column_weights=weights)
         above = Box(0, 255, (*self.shape, *channels), np.uint8)
         return signature.replace(single_observation_space=above)
 
@@ -166,8 +163,7 @@ class _Noise(ObservationTransform):
         _image_shape(type(self).__name__, signature, needs_color=self.is_noise_grayscale)
         # Gymnasium's gray noise is a sum of integers below 255 * 0.2989, 255 * 0.5870 and
         # 255 * 0.1140.
-        limits = torch.tensor([76, 149, 29], device=signature.device)
-        self.register_buffer("gray_limits", limits, persistent=False)
+        self._register_constants(signature.device, gray_limits=[76, 149, 29])
         self.stream, signature = signature.stream()
         return signature
 

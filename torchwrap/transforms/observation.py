@@ -107,8 +107,7 @@ class AddNoise(ObservationTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
         scale = np.broadcast_to(self.scale, box.shape).astype(box.dtype)
-        factors = torch.as_tensor(scale, device=signature.device)
-        self.register_buffer("factors", factors, persistent=False)
+        self._register_constants(signature.device, factors=scale)
         self.stream, signature = signature.stream()
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)
@@ -292,9 +291,8 @@ class FilterObservation(ObservationTransform):
         super().__init__()
         must = "filter_keys must be a list of distinct strings or integers"
         fault = refusal("FilterObservation", must, repr(filter_keys))
-        if not isinstance(filter_keys, list | tuple):
-            raise TypeError(fault)
-        if not all(type(key) in (str, int) for key in filter_keys):
+        is_list = isinstance(filter_keys, list | tuple)
+        if not is_list or not set(map(type, filter_keys)) <= {str, int}:
             raise TypeError(fault)
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(fault)
@@ -302,25 +300,21 @@ class FilterObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        keys = self.filter_keys
-        parts: dict[Any, Space[Any]]
-        if isinstance(below, Dict):
-            parts = dict(below.spaces)
-        elif isinstance(below, Tuple):
-            parts = dict(enumerate(below.spaces))
-        else:
+        parts = spaces.children(below)
+        if parts is None:
             must = "the observation space must be a Dict or Tuple"
             raise TypeError(refusal("FilterObservation", must, below))
+        keys = [str(key) for key in self.filter_keys]
         if not set(keys) <= set(parts):
             must = f"filter_keys must be among {list(parts)}"
-            raise ValueError(refusal("FilterObservation", must, repr(keys)))
+            raise ValueError(refusal("FilterObservation", must, repr(self.filter_keys)))
         above: Space[Any]
         if isinstance(below, Dict):
-            above = spaces.dict_like(below, {str(key): parts[key] for key in keys})
+            above = spaces.dict_like(below, {key: parts[key] for key in keys})
             self.source_of = {key: key for key in above.spaces}
         else:
             above = Tuple([parts[key] for key in keys])
-            self.source_of = {str(index): str(key) for index, key in enumerate(keys)}
+            self.source_of = {str(index): key for index, key in enumerate(keys)}
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:

@@ -75,8 +75,7 @@ class _Rescale(Transform):
         if not fits.all():
             must = f"{self.names} must be infinite where {box} is, and distinct in {dtype}"
             raise ValueError(refusal(owner, must, self.bounds))
-        for name, value in (("gradient", gradient), ("intercept", intercept)):
-            self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
+        self._register_constants(device, gradient=gradient, intercept=intercept)
         return new
 
 

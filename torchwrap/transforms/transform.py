@@ -111,6 +111,11 @@ class Transform(BatchedModule):
         """The transforms that this one consists of, innermost first."""
         yield self
 
+    def _register_constants(self, device: torch.device, **values: Any) -> None:
+        """Registers arrays, tensors or lists as buffers that are not saved."""
+        for name, value in values.items():
+            self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
+
     def _attach(self, position: str, signature: Signature) -> Signature:
         """Allocates buffers and sets up. Returns the signature of the layer above."""
         self.allocate(signature.num_envs, signature.device)
@@ -284,7 +289,7 @@ class Compose(Transform):
                     remedy = "Write `*transforms`"
                 elif isinstance(part, type):
                     got = f"the class {part.__name__}"
-                    remedy = f"Pass an instance, `{_construction(part)}`"
+                    remedy = f"Pass an instance, such as `{part.__name__}()`"
                 must = f"transforms[{position}] must be a Transform"
                 raise TypeError(refusal("Compose", must, got, remedy))
         names = list(transforms) if isinstance(transforms, Mapping) else _numbered(parts)
@@ -366,11 +371,3 @@ def _numbered(parts: Iterable[Transform]) -> list[str]:
             number += 1
         names.append(name)
     return names
-
-
-def _construction(kind: type) -> str:
-    """The code that makes a transform, with the names of its required arguments."""
-    parameters = inspect.signature(kind).parameters.values()
-    required = [each.name for each in parameters if each.default is each.empty]
-    prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
-    return f"{prefix}{kind.__name__}({', '.join(required)})"

@@ -72,10 +72,8 @@ class AddRenderObservation(RenderWrapper):
         super().__init__(env)
         owner = "AddRenderObservation"
         self.render_only = validation.flag(owner, "render_only", render_only)
-        for name, key in (("render_key", render_key), ("obs_key", obs_key)):
-            if not isinstance(key, str) or not key:
-                must = f"{name} must be a non-empty string"
-                raise TypeError(refusal(owner, must, repr(key)))
+        self.render_key = validation.text(owner, "render_key", render_key)
+        self.obs_key = validation.text(owner, "obs_key", obs_key)
         below = env.single_observation_space
         self._adds_to_dict = isinstance(below, gymnasium.spaces.Dict)
         if not isinstance(below, gymnasium.spaces.Dict):
@@ -83,8 +81,6 @@ class AddRenderObservation(RenderWrapper):
         if not render_only and render_key in below.spaces:
             must = f"render_key must not be among {list(below)}"
             raise ValueError(refusal(owner, must, repr(render_key)))
-        self.render_key = render_key
-        self.obs_key = obs_key
         env.reset()
         shape = np.shape(env.render([0])[0])
         space: gymnasium.Space[Any] = gymnasium.spaces.Box(0, 255, shape, np.uint8)
@@ -154,9 +150,8 @@ class RecordVideo(RenderWrapper):
     ) -> None:
         super().__init__(env, from_observation)
         owner = "RecordVideo"
-        triggers = {"episode_trigger": episode_trigger, "step_trigger": step_trigger}
-        for name, trigger in triggers.items():
-            validation.function(owner, name, trigger or capped_cubic)
+        validation.function(owner, "episode_trigger", episode_trigger or capped_cubic)
+        validation.function(owner, "step_trigger", step_trigger or capped_cubic)
         for name, text in (("video_folder", video_folder), ("name_prefix", name_prefix)):
             if not isinstance(text, str | Path):
                 raise TypeError(refusal(owner, f"{name} must be a string", repr(text)))
@@ -165,9 +160,7 @@ class RecordVideo(RenderWrapper):
         for row in envs:
             validation.integer(owner, "each index in envs", row, 0, self.num_envs - 1)
         self.envs = list(envs)
-        self.fps = self._env_fps
-        if fps is not None:
-            self.fps = validation.positive(owner, "fps", fps)
+        self.fps = validation.positive(owner, "fps", self._env_fps if fps is None else fps)
         self.video_length = validation.integer(owner, "video_length", video_length, at_least=0)
         self.episode_trigger = episode_trigger
         self.step_trigger = step_trigger
