@@ -75,7 +75,8 @@ class _Discretize(Transform):
             edges[row, : count + 1] = line
         centers = 0.5 * (edges[:, :-1] + edges[:, 1:])
         # In row-major order, a stride is the product of the counts behind.
-        strides = np.cumprod([1, *counts[:0:-1]])[::-1].copy()
+        products = np.cumprod([1, *counts[:0:-1]])
+        strides = products[::-1].copy()
         self._register_constants(
             device, edges=edges, centers=centers, counts=counts, strides=strides
         )

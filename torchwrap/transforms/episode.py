@@ -274,6 +274,7 @@ class TimeAwareObservation(Transform):
         time = Box(0.0, 1.0) if self.normalize_time else Box(0, limit, dtype=np.int32)
         below = signature.single_observation_space
         self.is_single = spaces.children(below) is None
+        self.time_key = "time"
         self.space: Space[Any]  # before flattening
         if isinstance(below, Tuple):
             self.time_key = str(len(below.spaces))
@@ -285,12 +286,11 @@ class TimeAwareObservation(Transform):
                 raise ValueError(refusal("TimeAwareObservation", must, repr(self.time_key)))
             self.space = spaces.dict_like(below, {self.time_key: time, **below.spaces})
         else:
-            self.time_key = "time"
             self.space = Dict(obs=below, time=time)
-        if not self.flatten:
-            return signature.replace(single_observation_space=self.space)
-        above = flatten_space(self.space)
-        self.dtype = spaces.dtype(above)
+        above: Space[Any] = self.space
+        if self.flatten:
+            above = flatten_space(self.space)
+            self.dtype = spaces.dtype(above)
         return signature.replace(single_observation_space=above)
 
     def step(self, td: TensorDict) -> TensorDict:

@@ -32,7 +32,7 @@ class _Frames(BatchedModule):
         repeats_initial: whether the initial frame itself is repeated instead of `padding`.
     """
 
-    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
+    frames = EnvBuffer(row=lambda self: torch.stack([self.padding] * self.size))
     padding: Tensor
 
     def __init__(

@@ -26,7 +26,8 @@ def _image_shape(
     """The shape of an image. Raises a TypeError or ValueError for other observations."""
     space = signature.single_observation_space
     shape = space.shape or ()
-    if len(shape) not in (2, 3) or space != Box(0, 255, shape, np.uint8):
+    image = Box(0, 255, shape, np.uint8)
+    if len(shape) not in (2, 3) or space != image:
         must = "observation must be images of Box(0, 255, (height, width[, channels]), uint8)"
         raise TypeError(refusal(owner, must, space))
     if needs_color and shape[2:] != (3,):

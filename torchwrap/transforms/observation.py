@@ -92,13 +92,12 @@ class AddNoise(ObservationTransform):
         in_eval: bool = True,
     ) -> None:
         super().__init__()
-        self.scale = np.array(scale)
-        fits = self.scale.dtype.kind in "iuf"
-        if fits:
-            fits = bool((np.isfinite(self.scale) & (self.scale >= 0)).all())
-        if not fits:
+        sizes = np.array(scale)
+        is_real = sizes.dtype.kind in "iuf"
+        if not is_real or not 0 <= sizes.min() <= sizes.max() < np.inf:
             must = "scale must be finite numbers of at least 0"
             raise ValueError(refusal("AddNoise", must, repr(scale)))
+        self.scale = sizes
         self.distribution = validation.choice(
             "AddNoise", "distribution", distribution, "normal", "uniform"
         )

@@ -220,8 +220,8 @@ class RecordVideo(RenderWrapper):
             observations = td["observation"][self.envs].cpu().numpy()
             frames = [_latest(frame) for frame in observations]
         else:
-            frames = [np.asarray(frame) for frame in self.env.render(self.envs)]
-        return tiled([_to_rgb(type(self).__name__, frame) for frame in frames])
+            frames = list(map(np.asarray, self.env.render(self.envs)))
+        return tiled(list(map(_to_rgb, frames)))
 
     def _capture_frame(self, td: TensorDict) -> None:
         if self._writer is None:
@@ -230,8 +230,8 @@ class RecordVideo(RenderWrapper):
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
         odd = (height % 2, width % 2, 0)
-        padded = np.pad(frame, [(0, number) for number in odd])
-        self._writer.append_data(padded)
+        padding = [(0, number) for number in odd]
+        self._writer.append_data(np.pad(frame, padding))
         self._num_frames += 1
         if self._num_frames == self.video_length:
             self._close_video()
@@ -262,10 +262,10 @@ def _latest(observation: NDArray[Any]) -> NDArray[Any]:
     return observation if is_frame else observation[-1]
 
 
-def _to_rgb(owner: str, frame: NDArray[Any]) -> NDArray[np.uint8]:
+def _to_rgb(frame: NDArray[Any]) -> NDArray[np.uint8]:
     if frame.dtype != np.uint8 or not (frame.ndim == 2 or _has_channels(frame)):
         must = "a frame must be (height, width, 3) of uint8, or gray: (height, width)"
-        raise ValueError(refusal(owner, must, f"{frame.shape} {frame.dtype}"))
+        raise ValueError(refusal("RecordVideo", must, f"{frame.shape} {frame.dtype}"))
     channels = frame.reshape(*frame.shape[:2], -1)
     if channels.shape[2] == 1:
         channels = np.repeat(channels, 3, 2)
