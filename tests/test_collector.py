@@ -235,7 +235,7 @@ BAD_ROOTS = {
             {"action": torch.zeros(2, 6)},
             [2],
         ),
-        TypeError,
+        ValueError,
     ),
     "no td": (lambda: torch.zeros(2, 17), TypeError),
 }

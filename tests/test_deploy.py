@@ -611,7 +611,7 @@ def test_env_of_another_kind_is_refused():
 @pytest.mark.parametrize(
     ("name", "arguments", "kind", "words"),
     [
-        ("control", lambda raw, state: (raw.double(), state), TypeError, "dtype"),
+        ("control", lambda raw, state: (raw.double(), state), TypeError, "observation"),
         ("control", lambda raw, state: (raw[0, 0], state), ValueError, "shape"),
         ("control", lambda raw, state: (raw,), ValueError, "state"),
         (

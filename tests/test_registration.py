@@ -90,7 +90,12 @@ def test_make_with_a_seed_says_to_pass_it_to_reset(backend):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"dtype": torch.float64, "max_episode_steps": 9, "first_index": 4, "device": "cpu"},
+        {
+            "dtype": torch.float64,
+            "max_episode_steps": 9,
+            "first_index": 4,
+            "device": "cpu",
+        },
         {"vectorization_mode": None, "info_keys": ()},
     ],
     ids=["of functions", "unset"],
@@ -126,7 +131,9 @@ def test_max_episode_steps_replaces_the_registered_limit(backend, given, limit):
 
 
 @pytest.mark.parametrize(
-    "func_env", [Pendulum, lambda g=1.62: Pendulum(g)], ids=["class", "function"]
+    "func_env",
+    [Pendulum, lambda g=1.62: Pendulum(g)],
+    ids=["class", "function"],
 )
 @pytest.mark.parametrize("id", ["moon/Pendulum-v0", "MoonPendulum-v3"])
 def test_registered_env_is_made_from_its_id(registry, id, func_env):
@@ -196,7 +203,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("arguments", UNFIT, ids=str)
+@pytest.mark.parametrize("arguments", UNFIT, ids="".join)
 def test_register_with_an_invalid_argument_raises(registry, arguments):
     tw.register("moon/Taken-v0", Pendulum)
     before = dict(registry)

@@ -165,13 +165,13 @@ class Collector:
     def _check_root(self, td: Any, last: TensorDict) -> None:
         """Raises unless `td` is the last root, or another one with its observation."""
         env = self.env
-        keys = set(td.keys()) if isinstance(td, TensorDictBase) else None
-        if keys is None or "observation" not in keys:
-            got = type(td).__name__ if keys is None else sorted(keys)
+        must = 'td must be a TensorDict with "observation"'
+        if not isinstance(td, TensorDictBase):
             remedy = _NEXT_ROOT if isinstance(td, tuple) else ""
-            raise TypeError(
-                refusal("Collector", 'td must be a TensorDict with "observation"', got, remedy)
-            )
+            raise TypeError(refusal("Collector", must, type(td).__name__, remedy))
+        keys = set(td.keys())
+        if "observation" not in keys:
+            raise ValueError(refusal("Collector", must, f"the keys {sorted(keys)}"))
         others = keys - {"observation", "action", "next", "info", *policies.keys(env.signature)}
         if others:
             raise ValueError(
@@ -349,8 +349,9 @@ def _equal(first: Value, second: Value) -> bool:
     if rows.flatten(first, leaves) != rows.flatten(second, others):
         return False
     for leaf, other in zip(leaves, others, strict=True):
-        same = leaf.shape == other.shape and torch.allclose(leaf, other, 0, 0, equal_nan=True)
-        if not same:
+        if leaf.shape != other.shape:
+            return False
+        if not torch.allclose(leaf, other, 0, 0, equal_nan=True):
             return False
     return True
 

@@ -744,13 +744,13 @@ class Env(BatchedModule):
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
             policy.read(owner, signature, td)
-        if "next" in td.keys() and not td["next"].keys() <= signature.policy_state.keys():
-            keys = sorted(td["next"].keys())
+        keys = set(td["next"].keys()) if "next" in td.keys() else set()
+        if not keys <= signature.policy_state.keys():
             raise ValueError(
                 refusal(
                     f"{owner}.step",
                     'td["next"] must hold only the declared state of the policy',
-                    keys,
+                    sorted(keys),
                     NEXT_ROOT if "reward" in keys else policy.DECLARED,
                 )
             )

@@ -149,7 +149,7 @@ def make(
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    given = {
+    given: dict[str, Any] = {
         "num_envs": num_envs,
         "backend": backend,
         "device": device and str(validation.device("make", device)),
@@ -159,9 +159,9 @@ def make(
         "vectorization_mode": vectorization_mode,
         "info_keys": info_keys or None,
         "params": params,
-        **kwargs,
     }
     arguments = {name: value for name, value in given.items() if value is not None}
+    arguments |= kwargs  # None is a value of an env's own arguments
     if worker_timeout != 60.0:  # None disables it
         arguments["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):

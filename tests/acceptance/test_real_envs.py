@@ -29,12 +29,32 @@ ENVS = {  # an id, its arguments, number of steps, and how episodes end within t
         {"terminated", "truncated", "both"},
     ),
     "one step": ("CartPole-v1", {"max_episode_steps": 1}, 8, {"truncated"}),
-    "pendulums": ("Pendulum-v1", {"max_episode_steps": 7}, 30, {"truncated"}),
-    "cars": ("MountainCarContinuous-v0", {"max_episode_steps": 6}, 30, {"truncated"}),
+    "pendulums": (
+        "Pendulum-v1",
+        {"max_episode_steps": 7},
+        30,
+        {"truncated"},
+    ),
+    "cars": (
+        "MountainCarContinuous-v0",
+        {"max_episode_steps": 6},
+        30,
+        {"truncated"},
+    ),
     "acrobots": ("Acrobot-v1", {"max_episode_steps": 9}, 30, {"truncated"}),
     "reachers": ("Reacher-v5", {"max_episode_steps": 5}, 20, {"truncated"}),
-    "pongs": ("ALE/Pong-v5", {"max_episode_steps": 6, **PONG}, 20, {"truncated"}),
-    "long pongs": ("ALE/Pong-v5", {"max_episode_steps": 80, **PONG}, 165, {"truncated"}),
+    "pongs": (
+        "ALE/Pong-v5",
+        {"max_episode_steps": 6, **PONG},
+        20,
+        {"truncated"},
+    ),
+    "long pongs": (
+        "ALE/Pong-v5",
+        {"max_episode_steps": 80, **PONG},
+        165,
+        {"truncated"},
+    ),
 }
 
 INFO = {
@@ -75,11 +95,19 @@ EVERYWHERE = [  # stacks of transforms, innermost first
         use(STACK, stack_size=2),
     ],
     [RECORD, use("TimeLimit", max_episode_steps=4)],
-    [use("TimeLimit", max_episode_steps=4), RECORD, use("TransformReward", func=lambda r: -2 * r)],
+    [
+        use("TimeLimit", max_episode_steps=4),
+        RECORD,
+        use("TransformReward", func=lambda r: -2 * r),
+    ],
     [use("TransformReward", func=abs), RECORD],
     [use("ClipReward", min_reward=-0.1, max_reward=0.5)],
     [use("ClipReward", max_reward=-0.3)],
-    [use("DelayObservation", delay=1), use(STACK, stack_size=2), use("DelayObservation", delay=2)],
+    [
+        use("DelayObservation", delay=1),
+        use(STACK, stack_size=2),
+        use("DelayObservation", delay=2),
+    ],
 ]
 
 SPECIAL = {
@@ -90,14 +118,20 @@ SPECIAL = {
             use(STACK, stack_size=8),
         ],
         [
-            use("TransformAction", func=lambda action: 1 - action, action_space=None),
+            use(
+                "TransformAction",
+                func=lambda action: 1 - action,
+                action_space=None,
+            ),
             use("DtypeObservation", dtype=np.float64),
         ],
     ],
     "pendulums": [
         [
             use(
-                "TransformObservation", func=lambda obs: obs.clip(-0.5, 0.5), observation_space=None
+                "TransformObservation",
+                func=lambda obs: obs.clip(-0.5, 0.5),
+                observation_space=None,
             ),
             use("ClipAction"),
         ],
@@ -106,7 +140,10 @@ SPECIAL = {
             use("TimeLimit", max_episode_steps=5),
             use(TIME),
         ],
-        [use("DiscretizeObservation", bins=(2, 3, 5)), use(STACK, stack_size=2)],
+        [
+            use("DiscretizeObservation", bins=(2, 3, 5)),
+            use(STACK, stack_size=2),
+        ],
         [use("DiscretizeAction", bins=(4,), multidiscrete=True)],
     ],
     "cars": [
@@ -118,12 +155,25 @@ SPECIAL = {
         ],  # beyond the bounds, which costs reward
     ],
     "reachers": [
-        [use("DtypeObservation", dtype=np.float32), use("ReshapeObservation", shape=(5, 2))],
+        [
+            use("DtypeObservation", dtype=np.float32),
+            use("ReshapeObservation", shape=(5, 2)),
+        ],
         [
             use("ClipAction"),
-            use("TransformAction", func=lambda a: 2 * a, action_space=spaces.Box(-9, 9, (2,))),
+            use(
+                "TransformAction",
+                func=lambda a: 2 * a,
+                action_space=spaces.Box(-9, 9, (2,)),
+            ),
         ],
-        [use("RescaleAction", min_action=np.array([-1, 0.0]), max_action=np.array([5, 0.1]))],
+        [
+            use(
+                "RescaleAction",
+                min_action=np.array([-1, 0.0]),
+                max_action=np.array([5, 0.1]),
+            )
+        ],
         [use("DiscretizeAction", bins=(3, 4))],
     ],
     "pongs": [
@@ -134,11 +184,26 @@ SPECIAL = {
             use("ResizeObservation", shape=(70, 40)),
             use("DtypeObservation", dtype=np.float32),
         ],  # whole blocks
-        [use(TIME, flatten=False), use(STACK, stack_size=3, padding_type="zero")],
-        [use(STACK, stack_size=2, padding_type=np.full((210, 160, 3), 7, np.uint8))],
+        [
+            use(TIME, flatten=False),
+            use(STACK, stack_size=3, padding_type="zero"),
+        ],
+        [
+            use(
+                STACK,
+                stack_size=2,
+                padding_type=np.full((210, 160, 3), 7, np.uint8),
+            )
+        ],
     ],
     "long pongs": [
-        [RECORD, GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)]
+        [
+            RECORD,
+            GRAY,
+            SQUARE,
+            use(STACK, stack_size=4),
+            use("ClipReward", min_reward=-0.5),
+        ]
     ],
 }
 
@@ -192,7 +257,11 @@ def assert_agree(env, oracles, num_steps):
     return endings
 
 
-ENDINGS = {(True, False): "terminated", (False, True): "truncated", (True, True): "both"}
+ENDINGS = {
+    (True, False): "terminated",
+    (False, True): "truncated",
+    (True, True): "both",
+}
 
 
 def assert_successor(successor, results, info_keys):

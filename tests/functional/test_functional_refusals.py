@@ -172,7 +172,7 @@ ARGUMENTS = [
     *[("num_envs", value) for value in (0, -1, True, 2.0)],
     *[("max_episode_steps", value) for value in (0, -3, 2.5, [1, 2, 3])],
     *[("first_index", value) for value in (-1, 0.5)],
-    *[("func_env", value) for value in (None, Walk, 3, object())],
+    *[("func_env", value) for value in (None, Walk, 3)],
     *[("params", {"gravity": value}) for value in (9.8, torch.ones(2))],
     ("device", "nope"),
 ]

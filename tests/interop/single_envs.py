@@ -35,7 +35,12 @@ class Scripted(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(
-        self, space=BOX, lengths=(5,), ending="terminated", action_space=None, render_mode=None
+        self,
+        space=BOX,
+        lengths=(5,),
+        ending="terminated",
+        action_space=None,
+        render_mode=None,
     ):
         self.observation_space = space
         self.action_space = action_space or spaces.Box(-1, 1, (2,), np.float32)
@@ -51,7 +56,11 @@ class Scripted(gymnasium.Env[Any, Any]):
         self.episode += 1
         self.elapsed = 0
         self.options = options
-        return self._observe(), {"elapsed": -1.0, "position": np.full(2, -1.0), "reset only": 1}
+        return self._observe(), {
+            "elapsed": -1.0,
+            "position": np.full(2, -1.0),
+            "reset only": 1,
+        }
 
     def step(self, action):
         self.elapsed += 1
@@ -90,7 +99,11 @@ gymnasium.register("TorchwrapTest/Scripted-v0", entry_point=Scripted)
 
 SPACES = {
     "Dict": spaces.Dict(
-        {"b": BOX, "a": spaces.Discrete(5), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}
+        {
+            "b": BOX,
+            "a": spaces.Discrete(5),
+            "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        }
     ),
     "Tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiBinary(4)]),
     "nested": spaces.Dict(
@@ -104,7 +117,12 @@ SPACES = {
 }
 
 KINDS = [
-    pytest.param(kind, mode, id=f"{kind.__name__[:-9].lower()}-{mode.value}", marks=marks)
+    pytest.param(
+        kind,
+        mode,
+        id=f"{kind.__name__[:-9].lower()}-{mode.value}",
+        marks=marks,
+    )
     for kind, marks in (
         (SyncVectorEnv, ()),
         (OtherVectorEnv, ()),
@@ -141,7 +159,10 @@ def assert_equal_trees(actual, expected, where=""):
             assert_equal_trees(actual[key], expected[key], f"{where}.{key}")
     else:
         actual = actual.cpu().numpy()
-        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
+        assert (actual.dtype, actual.shape) == (
+            expected.dtype,
+            expected.shape,
+        ), where
         np.testing.assert_array_equal(actual, expected, err_msg=where)
 
 
@@ -207,7 +228,11 @@ def follow(env, singles, td, steps):
         transition, td = env.step(td)
         expected = singles.step(actions)
         assert_equal_trees(transition["next"].exclude("info"), expected, f"step {step}")
-        assert_equal_trees(td["observation"], stack_values(singles.now), f"root after step {step}")
+        assert_equal_trees(
+            td["observation"],
+            stack_values(singles.now),
+            f"root after step {step}",
+        )
         ends += int(expected["done"].sum())
     return td, ends
 
@@ -261,7 +286,11 @@ class ByHand:
             if not self.continues(infos[i]):
                 result = self.envs[i].step(actions[i : i + 1].copy())
                 self.now[i], *_, self.root_infos[i] = result
-        return {"observation": successor, "reward": np.float32(reward), **flags}
+        return {
+            "observation": successor,
+            "reward": np.float32(reward),
+            **flags,
+        }
 
 
 def _concatenate(observations, space):
@@ -283,7 +312,11 @@ def follow_by_hand(env, others, td, steps):
         transition, td = sample_and_step(env, td)
         expected = others.step(transition["action"].numpy())
         assert_equal_trees(transition["next"].exclude("info"), expected, f"step {step}")
-        assert_equal_trees(td["observation"], others.observation(), f"root after step {step}")
+        assert_equal_trees(
+            td["observation"],
+            others.observation(),
+            f"root after step {step}",
+        )
         ends += expected["terminated"].sum(), expected["truncated"].sum()
     return td, ends
 
@@ -346,6 +379,10 @@ def assert_elapsed_steps_move_the_limit(env):
     env.reset(seed=0)
     env.elapsed_steps = torch.tensor([0, 9, 8])
     transition, _ = env.step(env.sample_action())
-    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
+    assert transition["next", "truncated"].flatten().tolist() == [
+        False,
+        True,
+        False,
+    ]
     assert not transition["next", "terminated"].any()
     assert env.elapsed_steps.tolist() == [1, 0, 9]

@@ -41,8 +41,16 @@ SHORT_PONG = {"game": "pong", "max_num_frames_per_episode": 60}
 GAMES = {  # arguments, steps, and the least number of ends in them
     "truncated": (SHORT_PONG, 40, 6),
     "episodic_life": ({"game": "breakout", "episodic_life": True}, 60, 4),
-    "life_loss_info": ({"game": "breakout", "life_loss_info": True}, 140, 12),
-    "color, continuous": ({**SHORT_PONG, "grayscale": False, "continuous": True}, 20, 3),
+    "life_loss_info": (
+        {"game": "breakout", "life_loss_info": True},
+        140,
+        12,
+    ),
+    "color, continuous": (
+        {**SHORT_PONG, "grayscale": False, "continuous": True},
+        20,
+        3,
+    ),
 }
 
 
@@ -70,7 +78,11 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     assert len(seen) >= 3
 
 
-LIVES = {"life_loss_info": True}, {"episodic_life": True}, {"max_num_frames_per_episode": 200}
+LIVES = (
+    {"life_loss_info": True},
+    {"episodic_life": True},
+    {"max_num_frames_per_episode": 200},
+)
 
 
 @pytest.mark.full
@@ -159,7 +171,14 @@ UNFIT = {
 @pytest.mark.parametrize("match", UNFIT)
 def test_make_with_an_argument_that_ale_does_not_take_raises(match):
     with pytest.raises(ValueError, match=match):
-        tw.make(**{"id": "ALE/Pong-v5", "num_envs": 2, "backend": "ale", **UNFIT[match]})
+        tw.make(
+            **{
+                "id": "ALE/Pong-v5",
+                "num_envs": 2,
+                "backend": "ale",
+                **UNFIT[match],
+            }
+        )
 
 
 def test_spec_keeps_the_limit_of_a_transform():
@@ -188,5 +207,7 @@ def test_options_raise():
         tw.from_gymnasium(make_games(2)).reset(options={"mode": 1})
 
 
-def test_call_after_an_interrupted_one_raises_and_asks_for_a_new_env(monkeypatch):
+def test_call_after_an_interrupted_one_raises_and_asks_for_a_new_env(
+    monkeypatch,
+):
     interrupt_a_call(tw.from_gymnasium(make_games(2)), monkeypatch)

@@ -15,7 +15,11 @@ from gymnasium.wrappers import (
 from helpers import load_example, mostly_full
 from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecFrameStack,
+    VecTransposeImage,
+)
 from torch import nn
 
 import torchwrap as tw
@@ -74,7 +78,13 @@ class StableBaselines3(gymnasium.Env):
         self.observation, reward, done, infos = self.vec_env.step([action])
         truncated = infos[0]["TimeLimit.truncated"]
         final = infos[0]["terminal_observation"] if done[0] else self.observation[0]
-        return final.transpose(2, 0, 1), reward[0], done[0] and not truncated, truncated, {}
+        return (
+            final.transpose(2, 0, 1),
+            reward[0],
+            done[0] and not truncated,
+            truncated,
+            {},
+        )
 
 
 REFERENCES = {
@@ -169,7 +179,10 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
         repeat_action_probability=0.0,
     )
     game = gymnasium.make(
-        "ALE/Pong-v5", frameskip=1, obs_type="grayscale", repeat_action_probability=0.0
+        "ALE/Pong-v5",
+        frameskip=1,
+        obs_type="grayscale",
+        repeat_action_probability=0.0,
     )
     env.reset(seed=4)
     game.reset(seed=4)
@@ -177,7 +190,8 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     for last in range(3, 200, 4):
         transition, _ = env.step(torch.tensor([0]))
         np.testing.assert_array_equal(
-            transition["next", "observation"][0], np.maximum(frames[last - 1], frames[last])
+            transition["next", "observation"][0],
+            np.maximum(frames[last - 1], frames[last]),
         )
     transition, _ = env.step(torch.tensor([0]))
     np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
@@ -190,7 +204,13 @@ def test_processes_specs_and_shards_make_the_same_games() -> None:
     env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 3, "sb3"), T.atari("sb3"))
     again = tw.make(type(env.spec).from_json(env.spec.to_json()))
     shard = tw.TransformedEnv(
-        make_atari("ALE/Pong-v5", 2, "sb3", first_index=1, vectorization_mode="async"),
+        make_atari(
+            "ALE/Pong-v5",
+            2,
+            "sb3",
+            first_index=1,
+            vectorization_mode="async",
+        ),
         T.atari("sb3"),
     )
     tds = [each.reset(seed=9)["observation"] for each in (env, again, shard)]
@@ -205,9 +225,18 @@ def test_processes_specs_and_shards_make_the_same_games() -> None:
 
 
 @pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
-def test_frames_fit_cnn_policy_and_the_network_of_cleanrl(preset: str) -> None:
+def test_frames_fit_cnn_policy_and_the_network_of_cleanrl(
+    preset: str,
+) -> None:
     env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 2, preset), T.atari(preset))
-    model = PPO("CnnPolicy", to_sb3(env), n_steps=4, batch_size=4, n_epochs=1, seed=0)
+    model = PPO(
+        "CnnPolicy",
+        to_sb3(env),
+        n_steps=4,
+        batch_size=4,
+        n_epochs=1,
+        seed=0,
+    )
     assert not isinstance(model.get_env(), VecTransposeImage)  # channels are first already
     assert model.policy.features_extractor.cnn[0].in_channels == 4
     model.learn(8)

@@ -42,7 +42,11 @@ TASKS = {  # steps, and the least number of terminations and truncations in them
     "HalfCheetah-v5": ({"max_episode_steps": 7}, 30, (0, 12)),
     "WalkerWalk-v1": ({"max_episode_steps": 9}, 30, (0, 9)),
     "Pong-v5": ({"max_episode_steps": 30}, 70, (0, 6)),
-    "Breakout-v5 with episodic_life": ({"episodic_life": True}, 200, (10, 0)),
+    "Breakout-v5 with episodic_life": (
+        {"episodic_life": True},
+        200,
+        (10, 0),
+    ),
 }
 
 
@@ -168,12 +172,18 @@ def test_info_of_final_steps_is_that_of_the_transition_and_of_roots_that_of_rese
     for _ in range(30):
         transition, td = sample_and_step(env, td)
         pools.step(transition["action"].numpy())
-        for infos, given in ((pools.infos, transition["next"]), (pools.root_infos, td)):
+        for infos, given in (
+            (pools.infos, transition["next"]),
+            (pools.root_infos, td),
+        ):
             elapsed = np.stack([info["elapsed_step"] for info in infos])
             np.testing.assert_array_equal(given["info", "elapsed_step"], elapsed)
 
 
-GAMES = {"lives": {"episodic_life": True, "reward_clip": True}, "limit": {"max_episode_steps": 150}}
+GAMES = {
+    "lives": {"episodic_life": True, "reward_clip": True},
+    "limit": {"max_episode_steps": 150},
+}
 
 
 @pytest.mark.parametrize("case", mostly_full(GAMES, "lives"))
@@ -243,7 +253,14 @@ UNFIT = {
 @pytest.mark.parametrize("match", UNFIT)
 def test_make_with_an_invalid_argument_raises_with_its_name(match):
     with pytest.raises(ValueError, match=match):
-        tw.make(**{"id": "CartPole-v1", "num_envs": 2, "backend": "envpool", **UNFIT[match]})
+        tw.make(
+            **{
+                "id": "CartPole-v1",
+                "num_envs": 2,
+                "backend": "envpool",
+                **UNFIT[match],
+            }
+        )
 
 
 def test_pool_that_steps_a_part_of_its_envs_raises():

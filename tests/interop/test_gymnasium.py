@@ -97,12 +97,23 @@ def test_transitions_with_every_action_space_match_single_envs(vectorization_mod
         check_transitions(env, scripted(2, **arguments), steps=5)
 
 
-@pytest.mark.parametrize("shared_memory, observation_mode", [(True, "same"), (False, "different")])
+@pytest.mark.parametrize(
+    "shared_memory, observation_mode",
+    [(True, "same"), (False, "different")],
+)
 def test_workers_of_make_take_every_option_of_async_vector_env(shared_memory, observation_mode):
-    options = {"shared_memory": shared_memory, "observation_mode": observation_mode}
+    options = {
+        "shared_memory": shared_memory,
+        "observation_mode": observation_mode,
+    }
     if "max_concurrency" in AsyncVectorEnv.__init__.__annotations__:  # from Gymnasium 1.4 on
         options["max_concurrency"] = 1
-    with make(num_envs=3, vectorization_mode="async", lengths=(3,), vector_kwargs=options) as env:
+    with make(
+        num_envs=3,
+        vectorization_mode="async",
+        lengths=(3,),
+        vector_kwargs=options,
+    ) as env:
         singles = Singles(scripted(3, lengths=(3,)), 3)
         follow(env, singles, env.reset(seed=3), 5)
         singles.reset([1])
@@ -123,7 +134,8 @@ def test_time_limit_in_every_autoreset_mode_matches_gymnasium(bridge, kind, mode
 
 
 @pytest.mark.parametrize(
-    "seed, first_index", [(40, 0), (40, 3), (2**63, 0), (2**64 - 1, 1), (np.int64(5), 0)]
+    "seed, first_index",
+    [(40, 0), (40, 3), (2**63, 0), (2**64 - 1, 1), (np.int64(5), 0)],
 )
 def test_seed_of_env_i_is_seed_plus_its_global_index(bridge, seed, first_index):
     seeds = [int(seed) + first_index + i for i in range(2)]
@@ -139,7 +151,11 @@ def test_partial_reset_starts_episodes_in_its_rows_only(bridge, kind, mode, seed
     env = bridge(makers, kind, mode)
     singles = Singles(makers, 3)
     td, _ = follow(env, singles, env.reset(seed=3), 2)
-    for rows in ([], [1, 2], [0, 1, 2, 3]):  # env 2 has just been reset automatically
+    for rows in (
+        [],
+        [1, 2],
+        [0, 1, 2, 3],
+    ):  # env 2 has just been reset automatically
         singles.reset(rows, seed)
         td = env.reset(seed=seed, mask=torch.tensor([row in rows for row in range(4)]))
         assert_equal_trees(td["observation"], stack_values(singles.now))
@@ -154,7 +170,10 @@ def test_options_are_passed_to_the_rows_of_the_mask_only(bridge, kind, mode):
     mask = torch.tensor([True, False, True])
     observation = env.reset(mask=mask, options=options)["observation"]
     assert torch.equal(observation[1], first[1])
-    for given in (observation[mask], env.reset(seed=0, options=options)["observation"]):
+    for given in (
+        observation[mask],
+        env.reset(seed=0, options=options)["observation"],
+    ):
         assert ((given >= 0.06) & (given <= 0.07)).all()
     assert options == {"low": 0.06, "high": 0.07}
 
@@ -222,7 +241,9 @@ def declared_of(infos):
 
 
 @pytest.mark.parametrize(
-    "keys, expected", [(NUMBERS, numbers_of), (DECLARED, declared_of)], ids=["list", "spaces"]
+    "keys, expected",
+    [(NUMBERS, numbers_of), (DECLARED, declared_of)],
+    ids=["list", "spaces"],
 )
 @every_kind
 def test_info_of_steps_and_roots_is_that_of_single_envs(bridge, kind, mode, keys, expected):
@@ -238,7 +259,10 @@ def test_info_of_steps_and_roots_is_that_of_single_envs(bridge, kind, mode, keys
         transition, td = env.step(td)
         singles.step(actions)
         assert_equal_trees(transition["next", "info"], expected(singles.infos))
-        if step in (4, 6):  # a masked reset; env 1 has just been reset automatically
+        if step in (
+            4,
+            6,
+        ):  # a masked reset; env 1 has just been reset automatically
             rows = [0, 1] if step == 4 else [2]
             singles.reset(rows)
             td = env.reset(mask=torch.tensor([row in rows for row in range(3)]))
@@ -261,7 +285,10 @@ class Ragged(Scripted):
     """Its infos do not fit into one array, because their vectors have different lengths."""
 
     def add_ragged(self, info):
-        return {**info, "ragged": np.zeros(int(self.np_random.integers(1, 9)))}
+        return {
+            **info,
+            "ragged": np.zeros(int(self.np_random.integers(1, 9))),
+        }
 
     def reset(self, **kwargs):
         observation, info = super().reset(**kwargs)
@@ -276,9 +303,15 @@ gymnasium.register("TorchwrapTest/Ragged-v0", entry_point=Ragged)
 
 
 @by_vectorization
-def test_entries_that_are_not_asked_for_need_not_fit_into_a_batch(vectorization_mode):
+def test_entries_that_are_not_asked_for_need_not_fit_into_a_batch(
+    vectorization_mode,
+):
     arguments = {"vectorization_mode": vectorization_mode, "lengths": NEVER}
-    with make("TorchwrapTest/Ragged-v0", info_keys=("elapsed", "late"), **arguments) as env:
+    with make(
+        "TorchwrapTest/Ragged-v0",
+        info_keys=("elapsed", "late"),
+        **arguments,
+    ) as env:
         td = env.reset(seed=0)
         for step in range(1, 5):
             transition, td = sample_and_step(env, td)
@@ -376,8 +409,13 @@ def test_writing_into_returned_tensors_does_not_change_the_env(bridge, kind, mod
 
 
 @by_vectorization
-def test_actions_of_the_caller_and_of_the_simulator_do_not_share_memory(vectorization_mode):
-    with make("TorchwrapTest/Overwriting-v0", vectorization_mode=vectorization_mode) as env:
+def test_actions_of_the_caller_and_of_the_simulator_do_not_share_memory(
+    vectorization_mode,
+):
+    with make(
+        "TorchwrapTest/Overwriting-v0",
+        vectorization_mode=vectorization_mode,
+    ) as env:
         transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 2)))
         assert torch.equal(transition["action"], torch.zeros(2, 2))
 
@@ -403,11 +441,26 @@ def of_texts():
 @pytest.mark.parametrize(
     "make_one, error, match",
     [
-        pytest.param(lambda: SyncVectorEnv(scripted(2)), ValueError, "NEXT_STEP", id="next step"),
-        pytest.param(lambda: NoMode(scripted(2)), ValueError, "autoreset_mode", id="no mode"),
+        pytest.param(
+            lambda: SyncVectorEnv(scripted(2)),
+            ValueError,
+            "NEXT_STEP",
+            id="next step",
+        ),
+        pytest.param(
+            lambda: NoMode(scripted(2)),
+            ValueError,
+            "autoreset_mode",
+            id="no mode",
+        ),
         pytest.param(CARTPOLE, TypeError, "vector_env", id="single env"),
         pytest.param(of_texts, TypeError, "Text", id="text"),
-        pytest.param(of_different_spaces, ValueError, "observation_space", id="different spaces"),
+        pytest.param(
+            of_different_spaces,
+            ValueError,
+            "observation_space",
+            id="different spaces",
+        ),
     ],
 )
 def test_from_gymnasium_without_a_suitable_vector_env_raises(make_one, error, match):
@@ -453,7 +506,12 @@ def test_description_matches_the_vector_env():
     mode = {"autoreset_mode": SAME_STEP}
     vector_env = gymnasium.make_vec("HalfCheetah-v5", 3, "sync", vector_kwargs=mode)
     env = tw.from_gymnasium(vector_env)
-    for name in ("num_envs", "single_observation_space", "observation_space", "action_space"):
+    for name in (
+        "num_envs",
+        "single_observation_space",
+        "observation_space",
+        "action_space",
+    ):
         assert getattr(env, name) == getattr(vector_env, name)
     assert env.metadata["autoreset_mode"] is SAME_STEP
     assert env.spec.id == "HalfCheetah-v5"

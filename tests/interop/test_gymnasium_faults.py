@@ -100,7 +100,12 @@ def no_process_is_left(monkeypatch):
 
 
 def make(num_envs=3, **kwargs):
-    return tw.make("TorchwrapTest/Faulty-v0", num_envs, vectorization_mode="async", **kwargs)
+    return tw.make(
+        "TorchwrapTest/Faulty-v0",
+        num_envs,
+        vectorization_mode="async",
+        **kwargs,
+    )
 
 
 @contextlib.contextmanager
@@ -138,8 +143,15 @@ def test_worker_fault_names_its_env_and_ends_all_later_calls(fault, method):
     match = f"Faulty-v0: {MESSAGES[fault]} {method}"
     with takes_less_than(3), pytest.raises(RuntimeError, match=match):
         play(env)
-    for call in (lambda: env.step(env.sample_action()), env.reset, lambda: env.reset(seed=1)):
-        with takes_less_than(0.4), pytest.raises(RuntimeError, match=r"env 1 .*new env"):
+    for call in (
+        lambda: env.step(env.sample_action()),
+        env.reset,
+        lambda: env.reset(seed=1),
+    ):
+        with (
+            takes_less_than(0.4),
+            pytest.raises(RuntimeError, match=r"env 1 .*new env"),
+        ):
             call()
     close(env)
 
@@ -175,7 +187,12 @@ def test_close_returns_if_a_worker_fails_to_close(fault):
 @pytest.mark.parametrize("fault", [None, "kill", "stubborn"])
 def test_dropped_env_ends_its_workers(fault):
     method = fault and "step"
-    env = make(fault=fault, method=method, worker_timeout=0.4, info_keys=["elapsed"])
+    env = make(
+        fault=fault,
+        method=method,
+        worker_timeout=0.4,
+        info_keys=["elapsed"],
+    )
     processes = env.vector_env.processes
     td = env.reset(seed=0)
     with contextlib.suppress(RuntimeError):
@@ -251,7 +268,10 @@ LIES = [
 def test_result_that_does_not_fit_raises_with_its_name(kind, lie, value, space):
     errors = (RuntimeError, TypeError, ValueError)
     match = "info" if lie == "old" else lie
-    with lying(kind, lie, value, space) as env, pytest.raises(errors, match=match):
+    with (
+        lying(kind, lie, value, space) as env,
+        pytest.raises(errors, match=match),
+    ):
         play(env, 4)
 
 
@@ -317,7 +337,9 @@ def test_missing_final_observations_raise(change):
 
 
 @by_kind
-def test_attributes_and_methods_of_the_envs_are_reached_from_every_layer(kind):
+def test_attributes_and_methods_of_the_envs_are_reached_from_every_layer(
+    kind,
+):
     env = tw.TransformedEnv(lying(kind), T.TimeLimit(9))
     env.reset(seed=0)
     expected = [Lying() for _ in range(2)]
@@ -395,7 +417,11 @@ def test_same_step_reset_after_an_interrupt_resets_every_row(bridge, monkeypatch
         sample_and_step(env, td)
     reset = env.vector_env.reset
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(env.vector_env, "reset", lambda **kwargs: raise_interrupt(reset(**kwargs)))
+        patch.setattr(
+            env.vector_env,
+            "reset",
+            lambda **kwargs: raise_interrupt(reset(**kwargs)),
+        )
         env.reset(seed=1)
     episodes = env.vector_env.get_attr("episode")
     env.reset()

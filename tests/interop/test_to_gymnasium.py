@@ -14,7 +14,16 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
 from gymnasium.wrappers import vector as vector_wrappers
 from helpers import assert_same
-from single_envs import BOX, DISABLED, LENGTHS, NEVER, SAME_STEP, SPACES, Scripted, every_mode
+from single_envs import (
+    BOX,
+    DISABLED,
+    LENGTHS,
+    NEVER,
+    SAME_STEP,
+    SPACES,
+    Scripted,
+    every_mode,
+)
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -25,11 +34,17 @@ class Informed(Scripted):
     """Has the same infos at each step and reset, as torchwrap's envs do."""
 
     def reset(self, **kwargs):
-        return super().reset(**kwargs)[0], {"elapsed": 99, "position": np.full(2, -1.0)}
+        return super().reset(**kwargs)[0], {
+            "elapsed": 99,
+            "position": np.full(2, -1.0),
+        }
 
     def step(self, action):
         *result, info = super().step(action)
-        return *result, {"elapsed": info["elapsed"], "position": info["position"]}
+        return *result, {
+            "elapsed": info["elapsed"],
+            "position": info["position"],
+        }
 
 
 INFO_SPACES = {
@@ -60,7 +75,11 @@ def without_times(result):
 def in_float32(result):
     """A step's result with the reward rounded to float32, torchwrap's dtype of rewards."""
     observation, reward, *others = result
-    return observation, reward.astype(np.float32).astype(np.float64), *others
+    return (
+        observation,
+        reward.astype(np.float32).astype(np.float64),
+        *others,
+    )
 
 
 def assert_equivalent(actual, expected, where=""):
@@ -81,7 +100,11 @@ def assert_same_steps(envs, oracle, num_steps, seed=3):
         expected = in_float32(oracle.step(action))
         assert_equivalent(without_times(result), without_times(expected), f"step {step}")
         initial = reset_finished(envs, result)
-        assert_equivalent(initial, reset_finished(oracle, expected), f"reset after step {step}")
+        assert_equivalent(
+            initial,
+            reset_finished(oracle, expected),
+            f"reset after step {step}",
+        )
         ends += int(done_of(result).sum())
     return ends
 
@@ -107,7 +130,11 @@ def test_export_of_a_gymnasium_env_steps_exactly_like_make_vec(mode, id, limit):
     limited = {"max_episode_steps": limit} if limit else {}
     envs = tw.to_gymnasium(tw.make(id, 3, backend="gymnasium", **limited), autoreset_mode=mode)
     oracle = gymnasium.make_vec(
-        id, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **limited
+        id,
+        3,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": mode},
+        **limited,
     )
     assert assert_same_steps(envs, oracle, 120) > 5
     names = (
@@ -169,7 +196,8 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
     for mask, seed in itertools.product(([True, False, False], [False, True, True]), (None, 5)):
         options = {"reset_mask": np.array(mask)}
         assert_equivalent(
-            envs.reset(seed=seed, options=options), oracle.reset(seed=seed, options=dict(options))
+            envs.reset(seed=seed, options=options),
+            oracle.reset(seed=seed, options=dict(options)),
         )
         assert list(options) == ["reset_mask"]
         action = envs.action_space.sample()
@@ -179,11 +207,19 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
 # Episode statistics.
 
 
-def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_wrapper(export):
+def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_wrapper(
+    export,
+):
     makers = [functools.partial(Informed, lengths=lengths) for lengths in LENGTHS["staggered"]]
-    envs, oracle = export(makers, SAME_STEP, T.RecordEpisodeStatistics(), info_keys=INFO_SPACES)
+    envs, oracle = export(
+        makers,
+        SAME_STEP,
+        T.RecordEpisodeStatistics(),
+        info_keys=INFO_SPACES,
+    )
     singles = SyncVectorEnv(
-        [lambda one=one: SingleStatistics(one()) for one in makers], autoreset_mode=SAME_STEP
+        [lambda one=one: SingleStatistics(one()) for one in makers],
+        autoreset_mode=SAME_STEP,
     )
     oracle = vector_wrappers.RecordEpisodeStatistics(oracle)
     for each in (envs, oracle, singles):
@@ -207,9 +243,14 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
                 assert given["episode"][name].dtype == wanted["episode"][name].dtype
                 if name != "t":
                     np.testing.assert_allclose(
-                        given["episode"][name], wanted["episode"][name], rtol=1e-5
+                        given["episode"][name],
+                        wanted["episode"][name],
+                        rtol=1e-5,
                     )
-            assert_equivalent(final["episode"][f"_{name}"], of_singles["episode"][f"_{name}"])
+            assert_equivalent(
+                final["episode"][f"_{name}"],
+                of_singles["episode"][f"_{name}"],
+            )
     assert ends > 5
 
 
@@ -219,7 +260,11 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
 @every_mode
 def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
     def make():
-        return ScriptedEnv(4, observation_space=SPACES["nested"], action_space=SPACES["Dict"])
+        return ScriptedEnv(
+            4,
+            observation_space=SPACES["nested"],
+            action_space=SPACES["Dict"],
+        )
 
     env = make()
     back = tw.from_gymnasium(tw.to_gymnasium(make(), autoreset_mode=mode))
@@ -243,13 +288,18 @@ def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
 
 
 @every_mode
-def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change_the_env(mode):
+def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change_the_env(
+    mode,
+):
     def make():
         env = ScriptedEnv(
-            3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,)))
+            3,
+            episode_lengths=(2, 3),
+            observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,))),
         )
         return tw.to_gymnasium(
-            tw.TransformedEnv(env, T.RecordEpisodeStatistics()), autoreset_mode=mode
+            tw.TransformedEnv(env, T.RecordEpisodeStatistics()),
+            autoreset_mode=mode,
         )
 
     envs = make()
@@ -293,7 +343,9 @@ def test_export_is_made_by_make_vec_from_a_vector_entry_point():
         return tw.to_gymnasium(tw.make("CartPole-v1", num_envs, **kwargs))
 
     gymnasium.register(
-        "TorchwrapTest/Exported-v0", vector_entry_point=entry_point, max_episode_steps=20
+        "TorchwrapTest/Exported-v0",
+        vector_entry_point=entry_point,
+        max_episode_steps=20,
     )
     try:
         envs = gymnasium.make_vec("TorchwrapTest/Exported-v0", 3)
@@ -387,7 +439,10 @@ def test_export_in_another_mode_raises(mode):
         ({"seed": [1, 2]}, "seed"),
         ({"options": {"reset_mask": [True, False]}}, "reset_mask"),
         ({"options": {"reset_mask": np.array([1, 0])}}, "reset_mask"),
-        ({"options": {"reset_mask": np.array([False, False])}}, "reset_mask"),
+        (
+            {"options": {"reset_mask": np.array([False, False])}},
+            "reset_mask",
+        ),
         ({"options": {"colour": 1}}, "colour"),
     ],
     ids=str,
@@ -399,7 +454,10 @@ def test_reset_with_a_bad_argument_raises_and_changes_nothing(arguments, match):
     with pytest.raises((TypeError, ValueError), match=match):
         envs.reset(**arguments)
     assert envs.np_random_seed == 5
-    assert envs.step(envs.action_space.sample())[0].tolist() == [[2], [1002]]
+    assert envs.step(envs.action_space.sample())[0].tolist() == [
+        [2],
+        [1002],
+    ]
 
 
 TWO = spaces.Discrete(2)
@@ -418,15 +476,29 @@ def test_step_with_a_bad_action_raises_and_changes_nothing(space, actions):
     envs.reset()
     with pytest.raises(ValueError, match="action"):
         envs.step(actions)
-    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1001]]
+    assert envs.step(envs.action_space.sample())[0].tolist() == [
+        [1],
+        [1001],
+    ]
 
 
 def test_step_of_finished_envs_in_disabled_mode_asks_for_a_masked_reset():
-    envs = tw.to_gymnasium(ScriptedEnv(3, (1,), episode_lengths=(1, 9)), autoreset_mode=DISABLED)
+    envs = tw.to_gymnasium(
+        ScriptedEnv(3, (1,), episode_lengths=(1, 9)),
+        autoreset_mode=DISABLED,
+    )
     envs.reset()
-    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1001], [2001]]
+    assert envs.step(envs.action_space.sample())[0].tolist() == [
+        [1],
+        [1001],
+        [2001],
+    ]
     envs.reset(options={"reset_mask": np.array([True, False, False])})
     with pytest.raises(RuntimeError, match=r"reset.*\[2\]"):
         envs.step(envs.action_space.sample())
     envs.reset(options={"reset_mask": np.array([False, False, True])})
-    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1002], [2001]]
+    assert envs.step(envs.action_space.sample())[0].tolist() == [
+        [1],
+        [1002],
+        [2001],
+    ]

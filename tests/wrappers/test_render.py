@@ -27,12 +27,20 @@ from torchwrap.wrappers.render import capped_cubic, tiled
 
 def make(num_envs=2, **arguments):
     return tw.make(
-        "CartPole-v1", num_envs, render_mode="rgb_array", **{"max_episode_steps": 5, **arguments}
+        "CartPole-v1",
+        num_envs,
+        render_mode="rgb_array",
+        **{"max_episode_steps": 5, **arguments},
     )
 
 
 def push(env, td, num_steps=1):
-    return step(env, td, num_steps, action=torch.zeros(env.num_envs, dtype=torch.int64))
+    return step(
+        env,
+        td,
+        num_steps,
+        action=torch.zeros(env.num_envs, dtype=torch.int64),
+    )
 
 
 def draw(observation):
@@ -60,7 +68,9 @@ def test_add_render_observation_pixels_show_the_true_successor(backend):
 
 def test_add_render_observation_composes_with_dicts_and_image_transforms():
     env = tw.TransformedEnv(
-        W.AddRenderObservation(make()), T.GrayscaleObservation(), T.ResizeObservation((84, 84))
+        W.AddRenderObservation(make()),
+        T.GrayscaleObservation(),
+        T.ResizeObservation((84, 84)),
     )
     assert env.reset(seed=0)["observation"].shape == (2, 84, 84)
     see = T.TransformObservation(lambda obs: obs, None)
@@ -70,7 +80,11 @@ def test_add_render_observation_composes_with_dicts_and_image_transforms():
     aware = wrappers.TimeAwareObservation(single, flatten=False)
     theirs = wrappers.AddRenderObservation(aware, render_only=False, render_key="picture")
     assert env.single_observation_space == theirs.observation_space
-    assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
+    assert set(env.reset()["observation"].keys()) == {
+        "picture",
+        "obs",
+        "time",
+    }
 
 
 def frames_of(path, fps=50):
@@ -82,9 +96,14 @@ def frames_of(path, fps=50):
     return np.stack(frames)
 
 
-def test_record_video_of_episodes_shows_initial_to_final_observation(tmp_path):
+def test_record_video_of_episodes_shows_initial_to_final_observation(
+    tmp_path,
+):
     env = W.RecordVideo(
-        make(3), tmp_path, episode_trigger=lambda episode: episode % 2 == 0, envs=[1]
+        make(3),
+        tmp_path,
+        episode_trigger=lambda episode: episode % 2 == 0,
+        envs=[1],
     )
     _, td = push(env, env.reset(seed=2), 4)
     final, td = push(env, td)
@@ -103,7 +122,9 @@ def test_record_video_of_episodes_shows_initial_to_final_observation(tmp_path):
     assert final_difference < initial_difference
 
 
-def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(tmp_path):
+def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(
+    tmp_path,
+):
     options = {
         "step_trigger": lambda step: step == 3,
         "video_length": 4,
@@ -135,25 +156,33 @@ def gray(num_envs, **changes):
         ),
     }
     return tw.FunctionalEnv(
-        types.SimpleNamespace(**{**functions, **changes}), num_envs, render_mode="rgb_array"
+        types.SimpleNamespace(**{**functions, **changes}),
+        num_envs,
+        render_mode="rgb_array",
     )
 
 
 @pytest.mark.parametrize("fps", [None, 0.5, 12.5])
 def test_record_video_of_gray_frames_at_any_rate_is_complete_without_close(fps, tmp_path):
     env = W.RecordVideo(
-        gray(2) if fps is None else gray(2, metadata={"render_fps": fps}), tmp_path, envs=[0, 1]
+        gray(2) if fps is None else gray(2, metadata={"render_fps": fps}),
+        tmp_path,
+        envs=[0, 1],
     )
     push(env, env.reset(seed=0), 3)
     del env
     frames = frames_of(tmp_path / "rl-video-episode-0.mp4", fps or 30)
     np.testing.assert_allclose(
-        frames, np.broadcast_to(20 * np.arange(4)[:, None, None, None], (4, 32, 96, 3)), atol=3
+        frames,
+        np.broadcast_to(20 * np.arange(4)[:, None, None, None], (4, 32, 96, 3)),
+        atol=3,
     )
 
 
 @pytest.mark.full
-def test_record_video_is_complete_after_an_exception_ends_the_program(tmp_path):
+def test_record_video_is_complete_after_an_exception_ends_the_program(
+    tmp_path,
+):
     record = f"env = test_render.W.RecordVideo(test_render.gray(1), {str(tmp_path)!r})"
     code = f"import test_render\n{record}\nenv.reset()\n1 / 0"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -164,10 +193,17 @@ def test_record_video_is_complete_after_an_exception_ends_the_program(tmp_path):
         text=True,
     )
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
-    assert frames_of(tmp_path / "rl-video-episode-0.mp4", 30).shape == (1, 32, 48, 3)
+    assert frames_of(tmp_path / "rl-video-episode-0.mp4", 30).shape == (
+        1,
+        32,
+        48,
+        3,
+    )
 
 
-def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(tmp_path):
+def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(
+    tmp_path,
+):
     env = W.RecordVideo(make(), tmp_path)
     push(env, env.reset(seed=2), 2)
     assert [path.name for path in tmp_path.iterdir()] == [".rl-video-episode-0.mp4"]
@@ -179,7 +215,8 @@ def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(t
 
 
 @pytest.mark.parametrize(
-    "number, shape", [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (5, (4, 9)), (9, (6, 9))]
+    "number, shape",
+    [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (5, (4, 9)), (9, (6, 9))],
 )
 def test_tiled_frames_are_in_row_major_order(number, shape):
     picture = tiled([np.full((2, 3, 3), index + 1, np.uint8) for index in range(number)])

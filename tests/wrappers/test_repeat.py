@@ -48,7 +48,13 @@ class Counting(gymnasium.Env):
         over = self.steps == self.length
         terminated = over and self.ending != "truncated"
         truncated = over and self.ending != "terminated"
-        return self.observation(), float(self.steps), terminated, truncated, {}
+        return (
+            self.observation(),
+            float(self.steps),
+            terminated,
+            truncated,
+            {},
+        )
 
     @property
     def length(self):
@@ -69,7 +75,11 @@ def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending
     if kind is OtherVectorEnv:
         lengths = lengths[:1]
     env = W.RepeatAction(counting(kind, lengths, ending, mode), repeats)
-    compare(env, [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths], 12)
+    compare(
+        env,
+        [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths],
+        12,
+    )
     env.close()
 
 
@@ -120,9 +130,19 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
     env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
     transition, td = env.step(env.reset().set("action", env.sample_action()))
     following = transition["next"]
-    assert following["observation"].tolist() == [[-1, 1], [-1, 2], [-2, 3], [-2, 3]]
+    assert following["observation"].tolist() == [
+        [-1, 1],
+        [-1, 2],
+        [-2, 3],
+        [-2, 3],
+    ]
     assert following["reward"].flatten().tolist() == [1, 3, 6, 6]
-    assert following["terminated"].flatten().tolist() == [True, True, True, False]
+    assert following["terminated"].flatten().tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert td["observation"].tolist() == [[0, 0], [0, 0], [0, 0], [-2, 3]]
     transition, _ = env.step(td.set("action", env.sample_action()))
     assert transition["next", "observation"][3].tolist() == [-4, 5]

@@ -14,31 +14,7 @@ from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask
 
 
-class _Declaration:
-    """A class attribute that reads the module's buffer of its name."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, module: None, owner: type) -> _Declaration: ...
-    @overload
-    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
-    def __get__(self, module: nn.Module | None, owner: type) -> _Declaration | Tensor:
-        if module is None:
-            return self
-        try:
-            return module._buffers[self.name]  # type: ignore[return-value]
-        except KeyError:
-            # Python then calls nn.Module.__getattr__, whose message names the module.
-            raise AttributeError(self.name) from None
-
-
-class ConstantBuffer(_Declaration):
-    """Declares a non-persistent buffer of configuration. `register_buffer` alone does the same."""
-
-
-class EnvBuffer(_Declaration):
+class EnvBuffer:
     """Declares a buffer with one row per env, which belongs to running episodes.
 
     The declaration is the initial value of one row. `BatchedModule.allocate` makes the buffer,
@@ -70,6 +46,22 @@ class EnvBuffer(_Declaration):
         self.dtype = dtype
         self.row = row
         self.fill = validation.fill("EnvBuffer", fill, dtype)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, module: None, owner: type) -> EnvBuffer: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
+    def __get__(self, module: nn.Module | None, owner: type) -> EnvBuffer | Tensor:
+        if module is None:
+            return self
+        try:
+            return module._buffers[self.name]  # type: ignore[return-value]
+        except KeyError:
+            # Python then calls nn.Module.__getattr__, whose message names the module.
+            raise AttributeError(self.name) from None
 
     def allocate(self, module: Any, num_envs: int, device: torch.device | str) -> Tensor:
         """The initial rows of all envs, in new memory."""

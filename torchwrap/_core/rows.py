@@ -175,9 +175,10 @@ class RowMask:
 
     def where(self, first: Rows, second: Rows | float) -> Rows:
         """Rows of `first` if set, else of `second`, as a new value."""
-        if isinstance(first, Tensor):
-            return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]
         others: Any = second
+        if isinstance(first, Tensor):
+            chosen: Any = torch.where(self.like(first), first, others)
+            return chosen
         values: dict[Any, Any] = {}
         for key in first.keys():
             values[key] = self.where(first[key], others[key])  # type: ignore[type-var]
@@ -189,7 +190,9 @@ class RowMask:
             return value
         if isinstance(value, Tensor):
             return value.index_select(0, self.indices)
-        values: dict[Any, Any] = {key: self.gather(value[key]) for key in value.keys()}  # type: ignore[type-var]
+        values: dict[Any, Any] = {}
+        for key in value.keys():
+            values[key] = self.gather(value[key])  # type: ignore[type-var]
         return tensordict(values, len(self.indices))  # type: ignore[return-value]
 
     @property

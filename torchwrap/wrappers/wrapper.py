@@ -171,7 +171,7 @@ class Wrapper(Env):
         return f"<{type(self).__name__}{self.env!r}>"
 
 
-def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
+def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Any:
     """A checkpoint whose layers with state have the depths of another one."""
     depths = sorted({_layer(name) for name in saved})
     new_depths = sorted({_layer(name) for name in expected})
