@@ -189,7 +189,9 @@ def actor_gradients(agent: Agent, batch: dict[str, Tensor]) -> None:
     parameters = list(agent.actor.parameters())
     if agent.log_alpha.requires_grad:
         parameters.append(agent.log_alpha)
-    actor_loss(agent, batch).backward(inputs=parameters)
+    gradients = torch.autograd.grad(actor_loss(agent, batch), parameters)
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
 
 
 def main(args: Args) -> dict[str, object]:
