@@ -279,14 +279,15 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 @torch.inference_mode()  # allows writes to every buffer
 def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
     modules = {}
-    shared = {}  # must be the same on all processes
+    shared = []  # must be the same on all processes
     sums = {}
     for name, module in env.named_modules():
         if isinstance(module, RunningMeanStd):
             reference = module.reference.double()
             common = torch.where(module.synced[2] > 0, reference, 0)
+            known = torch.stack([*module.synced, common]).numpy(force=True)
             modules[name] = module
-            shared[name] = torch.stack([*module.synced, common]).cpu()
+            shared.append((name, known.shape, known.tobytes()))
             sums[name] = torch.stack([*module.sums(), reference]).cpu()
     rank = dist.get_rank(group)
     number = dist.get_world_size(group)
@@ -300,20 +301,14 @@ def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
         fault = f"the collective failed on rank {rank}: {error}"
         remedy = f"All {number} processes must call it, and none may end before"
         raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy)) from error
-    if not all(_equal(shared, others) for others, _ in processes):
+    if any(others != shared for others, _ in processes):
         must = f"statistics must have the same names, shapes and loaded values on {number} ranks"
-        shapes = {name: tuple(module.count.shape) for name, module in modules.items()}
+        shapes = {name: shape[1:] for name, shape, _ in shared}
         got = f"others than on rank {rank}: {shapes}"
         remedy = "Make the same env on each, and load the same state_dict on each or on none"
         raise RuntimeError(refusal("sync_statistics", must, got, remedy))
     for name, module in modules.items():
         _merge(module, torch.stack([sums[name] for _, sums in processes]))
-
-
-def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    if list(first) != list(second):
-        return False
-    return all(first[name].equal(second[name]) for name in first)
 
 
 def _merge(module: RunningMeanStd, sums: Tensor) -> None:

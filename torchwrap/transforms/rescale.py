@@ -26,11 +26,12 @@ class _Rescale(Transform):
     gradient: Tensor
     intercept: Tensor
 
-    def _set_bounds(
+    def __init__(
         self,
         low: Any,
         high: Any,
     ) -> None:
+        super().__init__()
         # The bounds keep their dtypes, because Gymnasium computes in them.
         self.bounds = f"{validation.shown(low)} and {validation.shown(high)}"
         try:
@@ -106,8 +107,7 @@ class RescaleObservation(_Rescale, ObservationTransform):
         min_obs: float | Any,
         max_obs: float | Any,
     ) -> None:
-        super().__init__()
-        self._set_bounds(min_obs, max_obs)
+        super().__init__(min_obs, max_obs)
         self.min_obs = min_obs
         self.max_obs = max_obs
 
@@ -148,8 +148,7 @@ class RescaleAction(_Rescale, ActionTransform):
         min_action: float | Any,
         max_action: float | Any,
     ) -> None:
-        super().__init__()
-        self._set_bounds(min_action, max_action)
+        super().__init__(min_action, max_action)
         self.min_action = min_action
         self.max_action = max_action
 
