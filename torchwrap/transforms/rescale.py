@@ -21,7 +21,7 @@ from torchwrap.transforms.transform import ActionTransform, ObservationTransform
 class _Rescale(Transform):
     """Base of both directions: new = gradient * old + intercept, rounded as in `rescale_box`."""
 
-    names: str  # of the bounds, for messages
+    names: str  # both bounds, for messages
     limit = math.inf  # largest size of a bound
     gradient: Tensor
     intercept: Tensor
