@@ -277,18 +277,16 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
                 "Put transforms.FlattenObservation on the env",
             )
         )
-    if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
+    is_bounded = not isinstance(actions, Box) or actions.is_bounded()
+    if not is_bounded or not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(
             refusal(
-                "to_sb3", "actions must be Box, Discrete, MultiDiscrete or MultiBinary", actions
+                "to_sb3",
+                "actions must be a bounded Box, Discrete, MultiDiscrete or MultiBinary",
+                actions,
+                "Leave out ClipAction, because SB3 clips, or put TransformAction on the env",
             )
         )
-    if isinstance(actions, Box) and not actions.is_bounded():
-        must = "actions must have finite bounds"
-        remedy = (
-            "Leave out ClipAction, because SB3 clips, or put transforms.TransformAction on the env"
-        )
-        raise ValueError(refusal("to_sb3", must, actions, remedy))
     vectors: list[Any] = [leaf for leaf in leaves.values() if isinstance(leaf, MultiDiscrete)]
     if isinstance(actions, MultiBinary | MultiDiscrete):
         vectors.append(actions)
@@ -301,6 +299,5 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
                     space,
                 )
             )
-    for leaf in leaves.values():
-        _checks.starts_at_zero("to_sb3", "observation", leaf)
+    _checks.starts_at_zero("to_sb3", "observation", observations)
     _checks.starts_at_zero("to_sb3", "action", actions)
