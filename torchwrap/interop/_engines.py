@@ -153,9 +153,9 @@ class Engine:
         values: tuple[Any, ...] = self.call(self.getter, name)
         return values
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
-        return self.vector_env.unwrapped.call(name, *args, **kwargs)
+        return self.vector_env.unwrapped.call(command, *args, **kwargs)
 
     def render(self, rows: Sequence[int] | None) -> Any:
         """The frames of some rows, or of all."""
