@@ -154,7 +154,8 @@ class GymnasiumEnv(SimulatorEnv):
             successor[name] = spaces.tensor(column, signature.device)
         if self.info_spaces:
             self._read_infos(infos)
-            if self._unseen_info_keys and any(map(np.any, columns[1:])):  # an episode ended
+            flags = columns[1:]
+            if self._unseen_info_keys and any(map(np.any, flags)):
                 must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
             successor |= self._current_info()
