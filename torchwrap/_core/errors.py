@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 
-def refusal(owner: str, must: str, got: object = None, remedy: str = "") -> str:
+def refusal(
+    owner: str,
+    must: str,
+    got: object = None,
+    remedy: str = "",
+) -> str:
     """The text of an error: "owner: argument must be A, got B. Remedy."
 
     Args:
@@ -16,6 +21,9 @@ def refusal(owner: str, must: str, got: object = None, remedy: str = "") -> str:
     >>> refusal("NormalizeReward", "gamma must be in [0, 1]", 1.5, "Use 0.99 for most tasks")
     'NormalizeReward: gamma must be in [0, 1], got 1.5. Use 0.99 for most tasks.'
     """
-    received = "" if got is None else f", got {got}"
-    advice = f" {remedy}." if remedy else ""
-    return f"{owner}: {must}{received}.{advice}"
+    text = f"{owner}: {must}"
+    if got is not None:
+        text += f", got {got}"
+    if remedy:
+        text += f". {remedy}"
+    return f"{text}."
