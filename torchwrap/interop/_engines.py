@@ -279,7 +279,7 @@ class Sync(Engine):
         except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
-        self._finished = done.ravel().tolist()
+        self._finished = done.ravel().tolist()  # An env may return its flags as arrays (1,).
         batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
@@ -361,7 +361,7 @@ class Ale(Games):
         self._add_games(info, reward, game_starts != self._game_starts)
         self._game_starts = game_starts
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
-        # If a game is over, the episode that begins here has the infos of the next game.
+        # Outside of final_info, the entries are the next root's. A game that is over starts again.
         info["game_return"] = self._game_returns
         info["game_over"] = np.zeros_like(info["game_over"])
         return observation, reward, *flags, info

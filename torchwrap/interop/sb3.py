@@ -74,9 +74,8 @@ class SB3VecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         options = self._options[0]
         if any(other != options for other in self._options):
-            raise ValueError(
-                refusal("to_sb3", "the reset options of all envs must be equal", self._options)
-            )
+            must = "the reset options of all envs must be equal"
+            raise ValueError(refusal("to_sb3", must, self._options))
         td = self.env.reset(seed=self._seeds[0], options=options or None)
         self._reset_seeds()
         self._reset_options()
@@ -133,13 +132,8 @@ class SB3VecEnv(VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
-            raise ValueError(
-                refusal(
-                    "to_sb3",
-                    f"indices of set_attr must be all {self.num_envs} envs, which share attributes",
-                    chosen,
-                )
-            )
+            must = f"indices of set_attr must be all {self.num_envs} envs, which share attributes"
+            raise ValueError(refusal("to_sb3", must, chosen))
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
@@ -229,9 +223,8 @@ class SB3VecNormalize(VecNormalize):
     def __init__(self, venv: VecEnv) -> None:
         base = venv.unwrapped
         if not isinstance(base, SB3VecEnv):
-            raise TypeError(
-                refusal("VecNormalize.load", "venv must be from to_sb3, as the saved one", venv)
-            )
+            must = "venv must be from to_sb3, as the saved one"
+            raise TypeError(refusal("VecNormalize.load", must, venv))
         self._learning = base.env
         VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
 
