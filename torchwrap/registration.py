@@ -169,8 +169,8 @@ def make(
     if not isinstance(id, str):
         remedy = "Wrap a vector env of Gymnasium's with from_gymnasium"
         raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
-    if backend not in (None, *_MAKERS):
-        raise ValueError(refusal("make", f"backend must be one of {[*_MAKERS]}", f"{backend!r}"))
+    if backend is not None:
+        validation.choice("make", "backend", backend, *_MAKERS)
     if num_envs is not None:
         validation.integer("make", "num_envs", num_envs, at_least=1)
     if max_episode_steps is not None:
@@ -183,7 +183,13 @@ def make(
     if backend is None:
         backend = "torch" if id in NATIVE or spec.id in _REGISTERED else "gymnasium"
     arguments.pop("backend", None)
-    return _MAKERS[backend](id, spec, **arguments)
+    num_envs = arguments.pop("num_envs", 1)
+    common = {
+        "spec": spec,
+        "device": arguments.pop("device", "cpu"),
+        "first_index": arguments.pop("first_index", 0),
+    }
+    return _MAKERS[backend](id, num_envs, common, **arguments)
 
 
 def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
@@ -204,21 +210,21 @@ def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
     return env
 
 
-# The makers of the backends. Each takes the arguments of `make` that it has a use for.
+# The makers of the backends. `common` has the arguments of the env that all backends have. The
+# keyword arguments are those that a backend has a use for.
 
 
 def _make_torch(
     id: str,
-    spec: EnvSpec,
+    num_envs: int,
+    common: dict[str, Any],
     *,
-    num_envs: int = 1,
     max_episode_steps: int | None = None,  # in the spec
-    device: str = "cpu",
-    first_index: int = 0,
     render_mode: str | None = None,
     params: Mapping[str, torch.Tensor] | None = None,
     **kwargs: Any,
 ) -> Env:
+    spec = common["spec"]
     func_env = _REGISTERED.get(spec.id) or NATIVE.get(id)
     if func_env is None:
         must = f"id must be in {sorted({*NATIVE, *_REGISTERED})} for backend='torch'"
@@ -232,21 +238,17 @@ def _make_torch(
         functions,
         num_envs,
         max_episode_steps=spec.max_episode_steps,
-        device=device,
-        first_index=first_index,
         render_mode=render_mode,
         params=params,
-        spec=spec,
+        **common,
     )
 
 
 def _make_gymnasium(
     id: str,
-    spec: EnvSpec,
+    num_envs: int,
+    common: dict[str, Any],
     *,
-    num_envs: int = 1,
-    device: str = "cpu",
-    first_index: int = 0,
     vectorization_mode: str = "sync",
     info_keys: InfoKeys = (),
     worker_timeout: float | None = 60.0,
@@ -254,9 +256,7 @@ def _make_gymnasium(
     vector_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Env:
-    if vectorization_mode not in ("sync", "async"):
-        must = 'vectorization_mode must be "sync" or "async"'
-        raise ValueError(refusal("make", must, f"{vectorization_mode!r}"))
+    validation.choice("make", "vectorization_mode", vectorization_mode, "sync", "async")
 
     def make_one() -> Any:
         with _arguments_of(id):
@@ -284,23 +284,14 @@ def _make_gymnasium(
             )
             remedy = 'Pass vectorization_mode="sync" to construct the envs in this process'
             raise RuntimeError(refusal("make", fault, remedy=remedy)) from error
-    return GymnasiumEnv(
-        vector_env,
-        spec=spec,
-        device=device,
-        first_index=first_index,
-        info_keys=info_keys,
-        worker_timeout=worker_timeout,
-    )
+    return GymnasiumEnv(vector_env, info_keys=info_keys, worker_timeout=worker_timeout, **common)
 
 
 def _make_envpool(
     id: str,
-    spec: EnvSpec,
+    num_envs: int,
+    common: dict[str, Any],
     *,
-    num_envs: int = 1,
-    device: str = "cpu",
-    first_index: int = 0,
     info_keys: InfoKeys = (),
     seed: int | None = None,
     **kwargs: Any,
@@ -317,6 +308,7 @@ def _make_envpool(
         raise ValueError(refusal("make", "id must be one of EnvPool's", id, remedy))
     if kwargs.get("max_episode_steps") == -1:
         kwargs["max_episode_steps"] = NO_LIMIT
+    first_index = common["first_index"]
     validation.integer("make", "first_index", first_index, at_least=0)
     seed = fresh_seed() if seed is None else seed
     seed = validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
@@ -324,23 +316,19 @@ def _make_envpool(
     with _arguments_of(f"EnvPool's {id}"):
         pool = envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
     limit = pool.config["max_episode_steps"]
-    spec.max_episode_steps = None if limit == NO_LIMIT else limit
-    return GymnasiumEnv(
-        pool, spec=spec, device=device, first_index=first_index, info_keys=info_keys
-    )
+    common["spec"].max_episode_steps = None if limit == NO_LIMIT else limit
+    return GymnasiumEnv(pool, info_keys=info_keys, **common)
 
 
 def _make_ale(
     id: str,
-    spec: EnvSpec,
+    num_envs: int,
+    common: dict[str, Any],
     *,
-    num_envs: int = 1,
-    device: str = "cpu",
-    first_index: int = 0,
     info_keys: InfoKeys = (),
     **kwargs: Any,
 ) -> Env:
-    if not str(spec.vector_entry_point).startswith("ale_py"):
+    if not str(common["spec"].vector_entry_point).startswith("ale_py"):
         must = 'id must be that of a game, such as "ALE/Pong-v5"'
         raise ValueError(refusal("make", must, id))
     if "game_return" in info_keys and kwargs.get("reward_clipping", True):
@@ -357,9 +345,7 @@ def _make_ale(
     mode: Any = "vector_entry_point"
     with _arguments_of("ALE's vector env", remedy):
         vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode=mode, **kwargs)
-    return GymnasiumEnv(
-        vector_env, spec=spec, device=device, first_index=first_index, info_keys=info_keys
-    )
+    return GymnasiumEnv(vector_env, info_keys=info_keys, **common)
 
 
 _MAKERS: dict[str, Callable[..., Env]] = {

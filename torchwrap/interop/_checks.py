@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -22,27 +22,25 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class SimulatorEnv(Env):
-    """Base of envs over a simulator outside of PyTorch.
+    """Base of envs over a simulator outside of PyTorch. They have no snapshots.
 
     `set_wrapper_attr` sets an attribute that this env lacks in the simulator's envs.
     """
 
+    can_snapshot = False
     host_stepped = True
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         is_set = not hasattr(self, name) and self._set_in_simulator(name, value)
         return is_set or super().set_wrapper_attr(name, value, force=force)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> NoReturn:
         # copy.deepcopy and pickle come here. Many simulators give a fresh env as their copy.
-        if not self.can_snapshot:
-            fault = "cannot be copied or pickled: a simulator outside of PyTorch holds state"
-            remedy = (
-                "Make a new env; load_state_dict(env.state_dict()) copies what transforms have "
-                "learned"
-            )
-            raise TypeError(refusal(self._name(), fault, remedy=remedy))
-        return super().__getstate__()
+        fault = "cannot be copied or pickled: a simulator outside of PyTorch holds state"
+        remedy = (
+            "Make a new env; load_state_dict(env.state_dict()) copies what transforms have learned"
+        )
+        raise TypeError(refusal(self._name(), fault, remedy=remedy))
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         """Sets an attribute of the simulator's envs. Returns whether they have it.
@@ -65,11 +63,18 @@ def env(owner: str, value: Any) -> Env:
     return value
 
 
+def is_vector(space: Any) -> bool:
+    """Whether a space is a float32 Box with one dimension."""
+    is_flat = isinstance(space, Box) and len(space.shape) == 1
+    return is_flat and space.dtype == np.float32
+
+
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
     """Raises a ValueError for discrete observations or actions that count from another number."""
-    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
-        remedy = f"Put transforms.Transform{what.title()}(func, {what}_space) on the env"
-        raise ValueError(refusal(owner, f"{what}s must start at 0", space, remedy))
+    for _, leaf in spaces.leaves(space):
+        if isinstance(leaf, Discrete | MultiDiscrete) and np.any(leaf.start):
+            remedy = f"Put transforms.Transform{what.title()}(func, {what}_space) on the env"
+            raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
 
 
 def logs(successor: TensorDict) -> dict[str, Tensor]:
@@ -108,24 +113,15 @@ def signature(
     )
 
 
-def numbers(
+def check_tuple(
     owner: str,
+    call: str,
+    names: Sequence[str],
     result: Any,
-    names: tuple[str, ...],
-    info_keys: Collection[str],
     describe: Callable[[Any], str],
-) -> dict[str, Any]:
-    """By name: the reward, the flags and the infos that a simulator's `step` returned.
-
-    `names` are those of the whole result, the last ones as in `STEP`.
-    """
-    is_result = isinstance(result, tuple | list) and len(result) == len(names)
-    if not is_result or not isinstance(result[-1], dict):
-        must = f"step must return ({', '.join(names)}) with a dict as info"
+) -> None:
+    """Raises a TypeError unless a call returned a tuple with these names, the last one a dict."""
+    is_tuple = isinstance(result, tuple | list) and len(result) == len(names)
+    if not is_tuple or not isinstance(result[-1], dict):
+        must = f"{call} must return ({', '.join(names)}) with a dict as info"
         raise TypeError(refusal(owner, must, describe(result)))
-    *_, reward, terminated, truncated, info = result
-    unknown = sorted(set(info_keys) - set(info))
-    if unknown:
-        raise ValueError(refusal(owner, f"info_keys must be among {sorted(info)}", unknown))
-    chosen = {name: info[name] for name in info_keys}
-    return {"reward": reward, "terminated": terminated, "truncated": truncated, **chosen}

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Options
+from torchwrap.interop._checks import STEP, check_tuple
 
 NUM_SEEDS = 2**31
-"""EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
+"""EnvPool and ALE keep seeds in an int32. Larger seeds are taken modulo this number."""
 
 NO_LIMIT = 2**31 - 1
 """EnvPool's `max_episode_steps` for episodes without a time limit."""
@@ -61,7 +62,7 @@ class Engine:
     """
 
     modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
-    remedy = (
+    remedy_for_mode = (
         'Make it with torchwrap.make(id, num_envs, backend="gymnasium"), or pass '
         'vectorization_mode="sync" and vector_kwargs='
         '{"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec'
@@ -80,26 +81,17 @@ class Engine:
         self.vector_env = vector_env
         self.name = name
         self.info_names = info_names
-        self.fault = ""  # the error of all further calls
+        self.fault = ""  # If not empty, all further calls raise this error.
         self.reaches_envs = isinstance(vector_env.unwrapped, SyncVectorEnv)
         mode = autoreset_mode_of(self._mode())
         if mode not in self.modes:
-            raise ValueError(
-                refusal(
-                    "from_gymnasium",
-                    f"autoreset_mode must be {' or '.join([mode.name for mode in self.modes])}",
-                    mode,
-                    self.remedy,
-                )
-            )
+            must = f"autoreset_mode must be {' or '.join([mode.name for mode in self.modes])}"
+            raise ValueError(refusal("from_gymnasium", must, mode, self.remedy_for_mode))
         self.same_step = mode is AutoresetMode.SAME_STEP
-        self.max_episode_steps: int | None = None  # that all envs share
-        limits = self._step_limits()
-        if len(limits) == 1 and NO_LIMIT not in limits:
-            self.max_episode_steps = limits.pop()
+        self.max_episode_steps = self._step_limit()
         self._all = np.ones(vector_env.num_envs, bool)
         self._unchecked = {"step", "reset"}
-        self._observation: Any = None  # the latest batch that the vector env returned
+        self._observation: Any = None  # The latest batch that the vector env returned.
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
         self._already_reset = ~self._all
         self._initial_info: Info = {}
@@ -132,7 +124,7 @@ class Engine:
         Returns the observations of all rows, and the infos of the mask's.
         """
         already_reset = self._already_reset
-        # If this call is interrupted, the next one resets every row.
+        # If this call is interrupted, the next call trusts no earlier reset.
         self._already_reset = ~self._all
         to_reset = rows
         if seed is None and options is None:
@@ -161,9 +153,9 @@ class Engine:
         values: tuple[Any, ...] = self.call(self.getter, name)
         return values
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
-        return self.vector_env.unwrapped.call(name, *args, **kwargs)
+        return self.vector_env.unwrapped.call(command, *args, **kwargs)
 
     def render(self, rows: Sequence[int] | None) -> Any:
         """The frames of some rows, or of all."""
@@ -213,14 +205,15 @@ class Engine:
     def _mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
-    def _step_limits(self) -> set[Any]:
-        """The step limits of the envs. Their `TimeLimit`s are not in the vector env's spec."""
+    def _step_limit(self) -> int | None:
+        """The step limit of the envs' `TimeLimit`s, which the vector env's spec does not have."""
         name = "_max_episode_steps"
         base = self.vector_env.unwrapped
         has_envs = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         if has_envs and all(self.call("has_wrapper_attr", name)):
-            return set(self.call("get_wrapper_attr", name))
-        return {getattr(base, "max_episode_steps", None)}
+            limits: Any = set(self.call("get_wrapper_attr", name))
+            return limits.pop() if len(limits) == 1 else None  # envs with different limits
+        return getattr(base, "max_episode_steps", None)
 
     def _final_rows(self, info: Info, done: Mask) -> Mask:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
@@ -273,8 +266,7 @@ class Sync(Engine):
             self._may_wrap |= dtype.kind in "iu" and dtype.itemsize < 8
 
     def step(self, actions: Any) -> Successors:
-        each = iterate(self.vector_env.action_space, actions)
-        for row, action in enumerate(each):
+        for row, action in enumerate(iterate(self.vector_env.action_space, actions)):
             if not self._finished[row]:
                 self._results[row] = self._envs[row].step(action)
         if self._may_wrap or "step" in self._unchecked:
@@ -284,10 +276,10 @@ class Sync(Engine):
             done = np.logical_or(terminated, truncated)
             self._observations = list(observations)
             self._observation = concatenate(self._space, observations, self._observation)
-        except Exception:  # NumPy's, which names no env
+        except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
-        self._finished = done.ravel().tolist()
+        self._finished = done.ravel().tolist()  # An env may return its flags as arrays (1,).
         batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
@@ -300,8 +292,8 @@ class Sync(Engine):
         indices = np.flatnonzero(rows).tolist()
         infos: list[Info] = [{}] * len(rows)
         for row in indices:
-            own_seed = None if seed is None else seed + row
-            self._results[row] = self._envs[row].reset(seed=own_seed, options=options)
+            row_seed = None if seed is None else seed + row
+            self._results[row] = self._envs[row].reset(seed=row_seed, options=options)
             self._finished[row] = False
         if self._may_wrap or "reset" in self._unchecked:
             self._check_results("reset", rows)
@@ -318,10 +310,11 @@ class Sync(Engine):
     def _batch_infos(self, infos: Sequence[Info]) -> Info:
         batch: Info = {}
         for name in self.info_names:
-            found = [info[name] for info in infos if name in info]
-            if found:  # the first value fills the rows without the entry
-                batch[name] = [info.get(name, found[0]) for info in infos]
-                batch[f"_{name}"] = np.array([name in info for info in infos])
+            has_entry = [name in info for info in infos]
+            if any(has_entry):
+                filler = infos[has_entry.index(True)][name]
+                batch[name] = [info.get(name, filler) for info in infos]
+                batch[f"_{name}"] = np.array(has_entry)
         return batch
 
     def _check_results(self, call: str, rows: Mask) -> None:
@@ -355,8 +348,8 @@ class Ale(Games):
     """
 
     modes = (AutoresetMode.SAME_STEP,)
-    remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
-    _game_starts: Any = None  # by row, the number of the frame before its game
+    remedy_for_mode = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
+    _game_starts: Any = None  # For each row, the number of the frame before its game.
 
     def _mode(self) -> Any:
         # Its constructor writes into the metadata of every other ALE vector env.
@@ -368,7 +361,7 @@ class Ale(Games):
         self._add_games(info, reward, game_starts != self._game_starts)
         self._game_starts = game_starts
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
-        # If a game is over, the episode that begins here has the infos of the next game.
+        # Outside of final_info, the entries are the next root's. A game that is over starts again.
         info["game_return"] = self._game_returns
         info["game_over"] = np.zeros_like(info["game_over"])
         return observation, reward, *flags, info
@@ -379,7 +372,8 @@ class Ale(Games):
         return over
 
     def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
-        if seed is not None:  # an array has one seed for each row that is reset
+        if seed is not None:
+            # An array of seeds has one for each row that is reset. Its sums must fit an int64.
             seed = (seed % NUM_SEEDS + np.flatnonzero(rows)) % NUM_SEEDS
         observation, info = super()._reset(rows, seed, options)
         self._game_starts = info["frame_number"] - info["episode_frame_number"]
@@ -402,22 +396,19 @@ class EnvPool(Games):
         info_names: Collection[str],
     ) -> None:
         if pool is not pool.unwrapped:
-            raise ValueError(
-                refusal(
-                    "from_gymnasium",
-                    "vector_env must be EnvPool's env itself",
-                    f"{type(pool).__name__} around it",
-                    "Put torchwrap's transforms on the result instead",
-                )
-            )
+            must = "vector_env must be EnvPool's env itself"
+            got = f"{type(pool).__name__} around it"
+            remedy = "Put torchwrap's transforms on the result instead"
+            raise ValueError(refusal("from_gymnasium", must, got, remedy))
         super().__init__(pool, name, info_names)
         seeds = [*pool.config.get("env_seed", ()), pool.config["seed"]]
-        self._seed = seeds[0]  # of row 0
+        self._seed = seeds[0]  # Row 0 has this seed.
         self._finished = ~self._all
         self._actions: Any = None
 
-    def _step_limits(self) -> set[Any]:
-        return {self.vector_env.config["max_episode_steps"]}
+    def _step_limit(self) -> int | None:
+        limit: int = self.vector_env.config["max_episode_steps"]
+        return None if limit == NO_LIMIT else limit
 
     def choose_seed(
         self,
@@ -425,19 +416,16 @@ class EnvPool(Games):
         is_first: bool,
         first_index: int,
     ) -> int | None:
-        own_seed = (self._seed - first_index) % NUM_SEEDS
+        pool_seed = (self._seed - first_index) % NUM_SEEDS
         if seed is None:
-            return own_seed if is_first else None
-        if not is_first or seed % NUM_SEEDS != own_seed:
-            raise ValueError(
-                refusal(
-                    f"{self.name}.reset",
-                    f"seed must be {own_seed} in the first reset, and None later",
-                    seed,
-                    "EnvPool seeds envs when it makes them: "
-                    f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})',
-                )
+            return pool_seed if is_first else None
+        if not is_first or seed % NUM_SEEDS != pool_seed:
+            must = f"seed must be {pool_seed} in the first reset, and None later"
+            remedy = (
+                "EnvPool seeds envs when it makes them: "
+                f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
             )
+            raise ValueError(refusal(f"{self.name}.reset", must, seed, remedy))
         return seed
 
     def step(self, actions: Any) -> Successors:
@@ -465,18 +453,18 @@ class EnvPool(Games):
             result = self._reset(running, None, options)
             if running.all():
                 self._observation, _ = self._check("reset", result)
-            infos.append(self._assign(*result))
+            infos.append(self._merge(*result))
         if finished.any():
             # With episodic_life, this goes on with the lives that are left.
             indices = np.flatnonzero(finished)
             actions = _select(self._actions, indices)
             observation, *_, info = self._call("step", actions, indices)
-            infos.append(self._assign(observation, info))
+            infos.append(self._merge(observation, info))
         self._finished = self._finished & ~rows
         return self._observation, infos
 
-    def _assign(self, observation: Any, info: Info) -> tuple[Info, Mask]:
-        """Writes the observations of some envs into the batch, and spreads their info to it."""
+    def _merge(self, observation: Any, info: Info) -> tuple[Info, Mask]:
+        """Writes observations of some envs into the batch. Returns their info as a batch."""
         indices = info["env_id"]
         _assign(self._observation, indices, observation)
         rows = ~self._all
@@ -521,9 +509,9 @@ def _select(values: Any, rows: Any) -> Any:
 def _assign(values: Any, rows: Any, given: Any) -> None:
     if isinstance(values, np.ndarray):
         values[rows] = given
-    else:
-        for key in values if isinstance(values, dict) else range(len(values)):
-            _assign(values[key], rows, given[key])
+        return
+    for key in values if isinstance(values, dict) else range(len(values)):
+        _assign(values[key], rows, given[key])
 
 
 # Checks of what Gymnasium's envs return.
@@ -536,19 +524,21 @@ def check_result(
     result: Any,
     num_envs: int = 1,
 ) -> None:
-    """Raises a TypeError or ValueError unless `step` or `reset`, the `call`, returned a result."""
-    names = ["observation", "info"]
-    if call.startswith("step"):
-        names[1:1] = ["reward", "terminated", "truncated"]
-    is_result = isinstance(result, tuple | list) and len(result) == len(names)
-    if not is_result or not isinstance(result[-1], dict):
-        must = f"{call} must return ({', '.join(names)}) with a dict as info"
-        raise TypeError(refusal(owner, must, f"{result!r}"))
-    for index in range(1, len(names) - 1):
-        as_numbers(owner, f"{names[index]} of {call}", result[index], num_envs)
+    """Raises a TypeError or ValueError unless a step or reset returned a valid result.
+
+    Args:
+        owner: the env, in error messages.
+        call: begins with "step" or "reset".
+        space: of the observation.
+        result: the tuple that the call returned.
+        num_envs: rewards and flags that the result has.
+    """
+    columns = STEP[1:-1] if call.startswith("step") else ()
+    check_tuple(owner, call, ("observation", *columns, "info"), result, repr)
+    for index, name in enumerate(columns, 1):
+        as_numbers(owner, f"{name} of {call}", result[index], num_envs)
     for path, leaf in spaces.leaves(space):
-        key = "".join([f"[{key!r}]" for key in path])
-        _check_leaf(owner, f"observation{key} of {call}", path, leaf, result[0])
+        _check_leaf(owner, call, path, leaf, result[0])
 
 
 def as_numbers(
@@ -561,7 +551,7 @@ def as_numbers(
 
     Raises a ValueError unless they are one number per env: NumPy would make NaN of None.
     """
-    with contextlib.suppress(ValueError):  # of different lengths
+    with contextlib.suppress(ValueError):  # NumPy's error for nested lists of different lengths.
         array = np.asarray(values)
         if array.dtype.kind in "biuf" and array.size == num_envs:
             return array
@@ -570,7 +560,7 @@ def as_numbers(
 
 def _check_leaf(
     owner: str,
-    name: str,
+    call: str,
     path: spaces.Path,
     leaf: Any,
     observation: Any,
@@ -588,11 +578,7 @@ def _check_leaf(
         if fits and is_integer and not np.can_cast(array.dtype, leaf.dtype):
             fits = bool((array.astype(leaf.dtype) == array).all())
     if not fits:
-        raise ValueError(
-            refusal(
-                owner,
-                f"{name} must be in {leaf}",
-                f"{part!r}",
-                f"Return {leaf.dtype} values of shape {leaf.shape}, or change observation_space",
-            )
-        )
+        keys = "".join([f"[{key!r}]" for key in path])
+        must = f"observation{keys} of {call} must be in {leaf}"
+        remedy = f"Return {leaf.dtype} values of shape {leaf.shape}, or change observation_space"
+        raise ValueError(refusal(owner, must, f"{part!r}", remedy))

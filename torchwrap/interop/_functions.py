@@ -19,7 +19,6 @@ from torchwrap.spaces import Signature
 class FunctionsEnv(_checks.SimulatorEnv):
     """An env over functions of a simulator. It checks their first results, and has no snapshots."""
 
-    can_snapshot = False
     _kind = "an array"
 
     def __init__(self, owner: str, signature: Signature, info_keys: Sequence[str]) -> None:
@@ -55,24 +54,27 @@ class FunctionsEnv(_checks.SimulatorEnv):
             shape = (num_rows, *(leaf.shape or ()))
             if not self._fits(value, shape) or not self._can_cast(value, leaf):
                 keys = "".join([f"[{key!r}]" for key in path])
-                name = f"observation{keys} for {leaf}"
-                raise ValueError(
-                    refusal(
-                        self._owner,
-                        f"{function} must return {name} as {self._kind} of shape {shape}",
-                        describe(observation),
-                    )
-                )
+                kind = f"{self._kind} of shape {shape}"
+                must = f"{function} must return observation{keys} for {leaf} as {kind}"
+                raise ValueError(refusal(self._owner, must, describe(observation)))
 
     def _check_numbers(self, result: Any, names: tuple[str, ...]) -> None:
+        """Checks the result of a step, whose last entries are `_checks.STEP`."""
+        _checks.check_tuple(self._owner, "step", names, result, describe)
+        info = result[-1]
+        unknown = sorted(set(self.info_spaces) - set(info))
+        if unknown:
+            must = f"info_keys must be among {sorted(info)}"
+            raise ValueError(refusal(self._owner, must, unknown))
+        numbers = {name: info[name] for name in self.info_spaces}
+        reward_and_flags = result[-4:-1]
+        numbers |= zip(_checks.STEP[1:-1], reward_and_flags, strict=True)
         shape = (self.num_envs,)
         column = (self.num_envs, 1)
-        numbers = _checks.numbers(self._owner, result, names, self.info_spaces, describe)
         for name, value in numbers.items():
             if not self._fits(value, shape) and not self._fits(value, column):
-                must = (
-                    f"step must return {name}, one number per env, as {self._kind} of shape {shape}"
-                )
+                kind = f"{self._kind} of shape {shape}"
+                must = f"step must return {name}, one number per env, as {kind}"
                 raise ValueError(refusal(self._owner, must, describe(value)))
 
 

@@ -41,9 +41,6 @@ class Async(Engine):
         super().__init__(vector_env, name, info_names)
         self.reaches_envs = all(self.call("has_wrapper_attr", self.getter))
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return self._call(name, *args, **kwargs)
-
     def close(self) -> None:
         """Ends the workers, and kills those that do not end by themselves."""
         self.fault = self.fault or refusal(self.name, "already closed", remedy="Make a new env")
@@ -67,6 +64,8 @@ class Async(Engine):
             raise RuntimeError(self.fault) from error
         self.fault = ""
         return result
+
+    call = _call
 
     def _fault_of(self, command: str, error: Exception) -> str:
         """Names the env whose worker has ended or does not answer; empty if all workers go on."""
@@ -140,12 +139,10 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._info_names = info_names
 
     def step(self, action: Any) -> Any:
-        *values, info = self._checked("step", self.env.step(action))
-        return *values, self._selected(info)
+        return self._checked("step", self.env.step(action))
 
     def reset(self, **kwargs: Any) -> Any:
-        observation, info = self._checked("reset", self.env.reset(**kwargs))
-        return observation, self._selected(info)
+        return self._checked("reset", self.env.reset(**kwargs))
 
     def torchwrap_get(self, name: str) -> Any:
         """An attribute of the env; `callable` in place of a method, which cannot be sent."""
@@ -154,7 +151,5 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _checked(self, call: str, result: Any) -> Any:
         check_result(type(self.unwrapped).__name__, call, self.observation_space, result)
-        return result
-
-    def _selected(self, info: dict[str, Any]) -> dict[str, Any]:
-        return {name: info[name] for name in self._info_names if name in info}
+        *values, info = result
+        return *values, {name: info[name] for name in self._info_names if name in info}

@@ -29,6 +29,17 @@ from torchwrap.spaces import Signature
 
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
 
+_ENGINES: dict[str, type[Engine]] = {
+    "envpool": EnvPool,
+    "ale_py": Ale,
+}  # by package of the vector env's class
+
+_COLUMNS: dict[str, DTypeLike] = {
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+}
+
 
 def from_gymnasium(
     vector_env: VectorEnv[Any, Any, Any],
@@ -44,25 +55,24 @@ def from_gymnasium(
 
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`,
-            EnvPool's in its own mode. The result owns it from now on. An `AsyncVectorEnv` of your
-            own casts results before they are checked, and only its own `call`, `get_attr` and
-            `set_attr` reach its envs: prefer `torchwrap.make(..., vectorization_mode="async")`.
-            EnvPool seeds its envs when it makes them: the first `reset` reports that seed, and
-            `reset` takes no other.
+            EnvPool's in its own mode. The result owns it from now on. Prefer
+            `torchwrap.make(..., vectorization_mode="async")` to an `AsyncVectorEnv` of your own:
+            that casts results before they are checked, and `get_wrapper_attr` does not reach its
+            envs. EnvPool seeds its envs when it makes them: `reset` takes no other seed.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names
             of numbers, which become `(num_envs, 1)` float32, or a mapping from names to spaces.
             Envs whose info lacks an entry get zeros. A name in a list must appear by the end of the
-            first episode; otherwise it is taken for a typo. Roots have `("info", name)`, which came
-            with their observation. Atari games of EnvPool and ALE have "game_return", the sum of
-            the game's rewards so far (EnvPool's of unclipped ones), and "game_over"; ALE has no
-            other info of final steps.
+            first episode; otherwise it is taken for a typo. Roots hold the infos of their
+            observation under `("info", name)`. Atari games of EnvPool and ALE have "game_return",
+            the sum of the game's rewards so far (in EnvPool, before clipping), and "game_over"; ALE
+            has no other info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with
             `seed + first_index + i`.
         worker_timeout: seconds for the processes of an `AsyncVectorEnv` to answer a call. None
-            disables it, and so does a vector wrapper of Gymnasium's. If a process exits or does not
-            answer, this call and all later ones raise a RuntimeError with its index. `close()`
-            still works.
+            disables it, and a vector wrapper around the `AsyncVectorEnv` does, too. If a process
+            exits or does not answer, this call and all later ones raise a RuntimeError with its
+            index. `close()` still works.
 
     Raises:
         ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is
@@ -74,24 +84,15 @@ def from_gymnasium(
     >>> from_gymnasium(vector_env)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    return GymnasiumEnv(
-        vector_env,
-        device=device,
-        info_keys=info_keys,
-        first_index=first_index,
-        worker_timeout=worker_timeout,
-    )
+    return GymnasiumEnv(vector_env, device, info_keys, first_index, worker_timeout)
 
 
 class GymnasiumEnv(SimulatorEnv):
     """A Gymnasium vector env as a torchwrap env; made by `from_gymnasium`. It has no snapshots."""
 
-    can_snapshot = False
-
     def __init__(
         self,
         vector_env: VectorEnv[Any, Any, Any],
-        *,
         device: torch.device | str = "cpu",
         info_keys: InfoKeys = (),
         first_index: int = 0,
@@ -105,10 +106,10 @@ class GymnasiumEnv(SimulatorEnv):
         engine = _make_engine(vector_env, name, info_spaces, worker_timeout)
         limit = engine.max_episode_steps
         if spec is not None:
-            registered = spec.max_episode_steps
-            if limit is None or (registered is not None and registered <= limit):
-                limit = registered
-            else:
+            # A TimeLimit within the envs may be stricter than the registered limit.
+            limits = [steps for steps in (limit, spec.max_episode_steps) if steps is not None]
+            limit = min(limits, default=None)
+            if limit != spec.max_episode_steps:
                 spec = specs.limited(spec, limit)
         signature = Signature(
             vector_env.num_envs,
@@ -130,8 +131,9 @@ class GymnasiumEnv(SimulatorEnv):
         for key, space in info_spaces.items():
             shape = (vector_env.num_envs, *(space.shape or ()))
             self._infos[key] = np.zeros(shape, space.dtype)
+        # Names without a space that no info has held yet: perhaps typos.
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
-        self._next_seed: int | None = None  # of the next _reset, for row 0
+        self._next_seed: int | None = None  # The next `_reset` gives row 0 this seed.
 
     @property
     def vector_env(self) -> Any:
@@ -140,20 +142,24 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.signature.single_action_space, action)
-        observation, reward, terminated, truncated, infos = self._engine.step(actions)
-        successor = {
-            "observation": self._to_tensors(observation),
-            "reward": self._to_column("reward", reward, np.float32),
-            "terminated": self._to_column("terminated", terminated, np.bool_),
-            "truncated": self._to_column("truncated", truncated, np.bool_),
+        observation, *columns, infos = self._engine.step(actions)
+        signature = self.signature
+        space = signature.single_observation_space
+        successor: dict[str, Any] = {
+            "observation": spaces.from_numpy(space, observation, signature.device)
         }
+        for (name, dtype), values in zip(_COLUMNS.items(), columns, strict=True):
+            array = as_numbers(self._engine.name, name, values, signature.num_envs)
+            column = array.astype(dtype).reshape(-1, 1)
+            successor[name] = spaces.tensor(column, signature.device)
         if self.info_spaces:
             self._read_infos(infos)
-            if self._unseen_info_keys and np.logical_or(terminated, truncated).any():
+            flags = columns[1:]
+            if self._unseen_info_keys and any(map(np.any, flags)):
                 must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
             successor |= self._current_info()
-        return tensordict(successor, self.signature.num_envs)
+        return tensordict(successor, signature.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
@@ -161,11 +167,15 @@ class GymnasiumEnv(SimulatorEnv):
         observation, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._read_infos(infos)
-        return tensordict({"observation": self._to_tensors(observation)}, self.signature.num_envs)
+        signature = self.signature
+        space = signature.single_observation_space
+        values = spaces.from_numpy(space, observation, signature.device)
+        return tensordict({"observation": values}, signature.num_envs)
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: torch.Tensor | None = None
     ) -> int | None:
+        # EnvPool's seed is fixed.
         seed = self._engine.choose_seed(seed, is_first, self.signature.first_index)
         return super()._choose_seed(seed, is_first, mask)
 
@@ -185,16 +195,7 @@ class GymnasiumEnv(SimulatorEnv):
     def _check_usable(self) -> None:
         self._engine.check_usable()
 
-    # Conversions.
-
-    def _to_tensors(self, observation: Any) -> spaces.Value:
-        signature = self.signature
-        return spaces.from_numpy(signature.single_observation_space, observation, signature.device)
-
-    def _to_column(self, name: str, values: Any, dtype: DTypeLike) -> torch.Tensor:
-        signature = self.signature
-        array = as_numbers(self._engine.name, name, values, signature.num_envs)
-        return spaces.tensor(array.astype(dtype).reshape(-1, 1), signature.device)
+    # Infos.
 
     def _read_infos(self, infos: Infos) -> None:
         """Copies the entries of infos. Rows whose info lacks an entry get zeros."""
@@ -204,6 +205,7 @@ class GymnasiumEnv(SimulatorEnv):
                 if name not in info:
                     continue
                 self._unseen_info_keys.discard(name)
+                # Gymnasium writes the mask of the rows with this entry under "_name".
                 has_entry = rows & info.get(f"_{name}", True)
                 try:
                     entries = np.asarray(info[name])[has_entry]
@@ -219,7 +221,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     @property
     def _root_info(self) -> Callable[[], dict[str, spaces.Value]] | None:  # type: ignore[override]
-        # An attribute would be a cycle of references, and keep workers alive.
+        # A bound method as an attribute would be a cycle of references, and keep workers alive.
         return self._current_info if self.info_spaces else None
 
     def _current_info(self) -> dict[str, spaces.Value]:
@@ -239,8 +241,9 @@ class GymnasiumEnv(SimulatorEnv):
         values = self._engine.attributes(name)
         if values is None:
             return super().get_wrapper_attr(name)  # raises
-        are_methods = all(map(callable, values))
-        return functools.partial(self._engine.call, name) if are_methods else values
+        if all(map(callable, values)):
+            return functools.partial(self._engine.call, name)
+        return values
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         if not self._engine.reaches_envs:
@@ -266,18 +269,16 @@ def _make_engine(
     info_names: Collection[str],
     worker_timeout: float | None,
 ) -> Engine:
-    """The engine for the class of a vector env, or for the package that defines the class."""
+    """The engine for the class of a vector env, or for the class's package."""
     timeout = answer_time("from_gymnasium", worker_timeout)
     if isinstance(vector_env, AsyncVectorEnv):
         return Async(vector_env, name, info_names, timeout)
     if type(vector_env) is SyncVectorEnv:
         return Sync(vector_env, name, info_names)
-    bases = type(vector_env.unwrapped).__mro__
-    packages = {base.__module__.partition(".")[0] for base in bases}
-    if "envpool" in packages:
-        return EnvPool(vector_env, name, info_names)
-    if "ale_py" in packages:
-        return Ale(vector_env, name, info_names)
+    for base in type(vector_env.unwrapped).__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _ENGINES:
+            return _ENGINES[package](vector_env, name, info_names)
     return Engine(vector_env, name, info_names)
 
 
@@ -289,8 +290,9 @@ def _check_vector_env(vector_env: Any) -> None:
     for name in ("observation_space", "action_space"):
         space = getattr(vector_env, f"single_{name}")
         batched = getattr(vector_env, name)
-        # EnvPool's batched space is that of a single env.
-        if batched not in (space, batch_space(space, vector_env.num_envs)):
+        expected = batch_space(space, vector_env.num_envs)
+        # EnvPool has the space of a single env here.
+        if batched != expected and batched != space:
             must = f"{name} must be the same in all envs, {space}"
             remedy = (
                 "Declare a space that contains them all with "

@@ -82,10 +82,11 @@ def from_jax(
     """
     validation.function("from_jax", "reset", reset)
     validation.function("from_jax", "step", step)
+    _check_device("from_jax", device)
     if not batched:
         reset = jax.vmap(reset)
         step = jax.vmap(step)
-    signature = _signature(
+    signature = _checks.signature(
         "from_jax",
         num_envs,
         observation_space,
@@ -130,15 +131,11 @@ def from_brax(
         try:
             env = brax.envs.get_environment(env)
         except KeyError:
-            raise ValueError(
-                refusal(
-                    "from_brax",
-                    "env must be the name of one of Brax's envs, such as 'ant'",
-                    repr(env),
-                )
-            ) from None
+            must = "env must be the name of one of Brax's envs, such as 'ant'"
+            raise ValueError(refusal("from_brax", must, repr(env))) from None
     _check_brax_env(env)
-    signature = _signature(
+    _check_device("from_brax", device)
+    signature = _checks.signature(
         "from_brax",
         num_envs,
         _box(env.observation_size),
@@ -170,26 +167,15 @@ def _check_brax_env(env: Any) -> None:
     while layer is not None:
         names = {kind.__name__.removeprefix("Brax") for kind in type(layer).__mro__}
         if names & _TRAINING_WRAPPERS:
-            raise ValueError(
-                refusal(
-                    "from_brax",
-                    "env must have no training wrappers",
-                    type(layer).__name__,
-                    "Make it with brax.envs.get_environment, and pass max_episode_steps",
-                )
-            )
+            must = "env must have no training wrappers"
+            remedy = "Make it with brax.envs.get_environment, and pass max_episode_steps"
+            raise ValueError(refusal("from_brax", must, type(layer).__name__, remedy))
         layer = vars(layer).get("env")
     model = getattr(env, "mjx_model", None)
     impl = getattr(model, "impl", None)
     if getattr(impl, "value", impl) == "warp":
-        raise ValueError(
-            refusal(
-                "from_brax",
-                "env must compute in JAX",
-                "Warp",
-                'Load it with `registry.load(name, config_overrides={"impl": "jax"})`',
-            )
-        )
+        remedy = 'Load it with `registry.load(name, config_overrides={"impl": "jax"})`'
+        raise ValueError(refusal("from_brax", "env must compute in JAX", "Warp", remedy))
 
 
 def _box(size: Any) -> Space[Any]:
@@ -199,16 +185,13 @@ def _box(size: Any) -> Space[Any]:
     return Box(-np.inf, np.inf, tuple(np.atleast_1d(size)))
 
 
-def _signature(owner: str, *described: Any) -> Signature:
-    device = described[-2]
+def _check_device(owner: str, device: torch.device | str) -> None:
     platform = validation.device(owner, device).type
     try:
         jax.devices("gpu" if platform == "cuda" else platform)
     except RuntimeError as error:
-        raise ValueError(
-            refusal(owner, f"device must be one that JAX computes on ({error})", device)
-        ) from None
-    return _checks.signature(owner, *described)
+        must = f"device must be one that JAX computes on ({error})"
+        raise ValueError(refusal(owner, must, device)) from None
 
 
 class JaxEnv(FunctionsEnv):
@@ -269,7 +252,7 @@ class JaxEnv(FunctionsEnv):
             key = self.stream.key().select(index.clamp(max=self.num_envs - 1))
             words = bits(key, self._key_words).to(torch.uint32)
             state, initial = jax.block_until_ready(self._jax_reset(_to_jax(words)))
-            if self.state is None:  # any rows, because the first reset is of all envs
+            if self.state is None:  # The first reset overwrites all of these rows.
                 self.state = jax.tree.map(self._repeat_row, state)
             self.state = _write(self.state, _to_jax(index), state)
             values = self._observation(initial, self._reset_size)
@@ -319,9 +302,8 @@ class JaxEnv(FunctionsEnv):
         size = self._reset_size
         result = jax.eval_shape(self._user_reset, jax.ShapeDtypeStruct((size,), key_dtype))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(
-                refusal(self._owner, "reset must return (state, observation)", describe(result))
-            )
+            must = "reset must return (state, observation)"
+            raise TypeError(refusal(self._owner, must, describe(result)))
         state, observation = result
         self._check_observation("reset", observation, size)
         for array in jax.tree.leaves(state):
@@ -345,13 +327,8 @@ class JaxEnv(FunctionsEnv):
         self._check_numbers(result, ("state", *_checks.STEP))
         next_state = jax.eval_shape(_strong, result[0])
         if jax.tree.flatten(next_state) != jax.tree.flatten(state):
-            raise ValueError(
-                refusal(
-                    self._owner,
-                    f"step must return a state like reset's, {describe(state)}",
-                    describe(next_state),
-                )
-            )
+            must = f"step must return a state like reset's, {describe(state)}"
+            raise ValueError(refusal(self._owner, must, describe(next_state)))
         self._check_observation("step", result[1], self.num_envs)
 
     def _can_cast(self, value: Any, leaf: Space[Any]) -> bool:

@@ -37,18 +37,16 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     [[0.0], [1000.0]]
     """
     if isinstance(make_env, Env) or not callable(make_env):
-        raise TypeError(
-            refusal("register", "make_env must be a function that makes an env", repr(make_env))
-        )
+        must = "make_env must be a function that makes an env"
+        raise TypeError(refusal("register", must, repr(make_env)))
 
     def create(
         config_name: str, num_actors: int, seed: int | None = None, **env_config: Any
     ) -> RlGamesVecEnv:
         venv = to_rl_games(make_env(num_actors, **env_config), seed=seed)
         if venv.env.num_envs != num_actors:
-            raise ValueError(
-                refusal("register", f"make_env({num_actors}) must make {num_actors} envs", venv.env)
-            )
+            must = f"make_env({num_actors}) must make {num_actors} envs"
+            raise ValueError(refusal("register", must, venv.env))
         return venv
 
     vecenv.register(name, create)
@@ -181,7 +179,7 @@ def _check_action(space: Space[Any]) -> None:
     if isinstance(space, Discrete):
         return
     is_bounded = isinstance(space, Box) and space.is_bounded()
-    if not is_bounded or space.dtype != np.float32 or len(space.shape or ()) != 1:
+    if not is_bounded or not _checks.is_vector(space):
         raise ValueError(
             refusal(
                 "to_rl_games",

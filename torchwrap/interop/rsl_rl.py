@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Dict
 from rsl_rl import algorithms
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
@@ -74,13 +73,13 @@ class RslRlVecEnv(VecEnv):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
         observations = env.single_observation_space
         groups = [observations]
-        cast = 'DtypeObservation("float32")'
+        remedy = 'FlattenObservation or DtypeObservation("float32")'
         if isinstance(observations, Dict):
             groups = list(observations.values())
-            cast = "TransformObservation"
+            remedy = "TransformObservation"
         for group in groups:
-            _check_space("observations", group, "FlattenObservation", cast)
-        _check_space("actions", env.single_action_space, "TransformAction", "TransformAction")
+            _check_space("observations", group, remedy)
+        _check_space("actions", env.single_action_space, "TransformAction")
         self.num_envs = env.num_envs
         self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
         self.device = env.device
@@ -93,14 +92,9 @@ class RslRlVecEnv(VecEnv):
     def max_episode_length(self) -> int:
         limit = self.env.signature.max_episode_steps
         if limit is None:
-            raise RuntimeError(
-                refusal(
-                    "to_rsl_rl",
-                    "the env must have a time limit for init_at_random_ep_len",
-                    self.env,
-                    "Put transforms.TimeLimit on it",
-                )
-            )
+            must = "the env must have a time limit for init_at_random_ep_len"
+            remedy = "Put transforms.TimeLimit on it"
+            raise RuntimeError(refusal("to_rsl_rl", must, self.env, remedy))
         return limit
 
     @property
@@ -147,22 +141,10 @@ def _groups(td: TensorDict) -> TensorDict:
     return TensorDict(dict(observation.items()), td.batch_size)
 
 
-def _check_space(name: str, space: Space[Any], flatten: str, cast: str) -> None:
-    if not isinstance(space, Box) or len(space.shape) != 1:
-        raise ValueError(
-            refusal(
-                "to_rsl_rl",
-                f"{name} must be a Box with one dimension",
-                space,
-                f"Put transforms.{flatten} on the env",
-            )
-        )
-    if space.dtype != np.float32:  # rsl_rl would cast it silently where it stores it
-        raise ValueError(
-            refusal(
-                "to_rsl_rl", f"{name} must be float32", space, f"Put transforms.{cast} on the env"
-            )
-        )
+def _check_space(name: str, space: Space[Any], remedy: str) -> None:
+    if not _checks.is_vector(space):  # rsl_rl would cast other dtypes silently
+        must = f"{name} must be a float32 Box with one dimension"
+        raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 
 class PPO(algorithms.PPO):
@@ -180,14 +162,9 @@ class PPO(algorithms.PPO):
     ) -> None:
         if "time_outs" in extras:
             if "final_obs" not in extras:
-                raise ValueError(
-                    refusal(
-                        f"{__name__}:PPO",
-                        'the env must put "final_obs" into extras',
-                        sorted(extras),
-                        "Wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO",
-                    )
-                )
+                must = 'the env must put "final_obs" into extras'
+                remedy = "Wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO"
+                raise ValueError(refusal(f"{__name__}:PPO", must, sorted(extras), remedy))
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device))
             self.critic.reset(hidden_state=hidden_state)

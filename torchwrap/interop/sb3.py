@@ -74,9 +74,8 @@ class SB3VecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         options = self._options[0]
         if any(other != options for other in self._options):
-            raise ValueError(
-                refusal("to_sb3", "the reset options of all envs must be equal", self._options)
-            )
+            must = "the reset options of all envs must be equal"
+            raise ValueError(refusal("to_sb3", must, self._options))
         td = self.env.reset(seed=self._seeds[0], options=options or None)
         self._reset_seeds()
         self._reset_options()
@@ -133,13 +132,8 @@ class SB3VecEnv(VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
-            raise ValueError(
-                refusal(
-                    "to_sb3",
-                    f"indices of set_attr must be all {self.num_envs} envs, which share attributes",
-                    chosen,
-                )
-            )
+            must = f"indices of set_attr must be all {self.num_envs} envs, which share attributes"
+            raise ValueError(refusal("to_sb3", must, chosen))
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
@@ -229,9 +223,8 @@ class SB3VecNormalize(VecNormalize):
     def __init__(self, venv: VecEnv) -> None:
         base = venv.unwrapped
         if not isinstance(base, SB3VecEnv):
-            raise TypeError(
-                refusal("VecNormalize.load", "venv must be from to_sb3, as the saved one", venv)
-            )
+            must = "venv must be from to_sb3, as the saved one"
+            raise TypeError(refusal("VecNormalize.load", must, venv))
         self._learning = base.env
         VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
 
@@ -277,18 +270,16 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
                 "Put transforms.FlattenObservation on the env",
             )
         )
-    if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
+    is_bounded = not isinstance(actions, Box) or actions.is_bounded()
+    if not is_bounded or not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(
             refusal(
-                "to_sb3", "actions must be Box, Discrete, MultiDiscrete or MultiBinary", actions
+                "to_sb3",
+                "actions must be a bounded Box, Discrete, MultiDiscrete or MultiBinary",
+                actions,
+                "Leave out ClipAction, because SB3 clips, or put TransformAction on the env",
             )
         )
-    if isinstance(actions, Box) and not actions.is_bounded():
-        must = "actions must have finite bounds"
-        remedy = (
-            "Leave out ClipAction, because SB3 clips, or put transforms.TransformAction on the env"
-        )
-        raise ValueError(refusal("to_sb3", must, actions, remedy))
     vectors: list[Any] = [leaf for leaf in leaves.values() if isinstance(leaf, MultiDiscrete)]
     if isinstance(actions, MultiBinary | MultiDiscrete):
         vectors.append(actions)
@@ -301,6 +292,5 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
                     space,
                 )
             )
-    for leaf in leaves.values():
-        _checks.starts_at_zero("to_sb3", "observation", leaf)
+    _checks.starts_at_zero("to_sb3", "observation", observations)
     _checks.starts_at_zero("to_sb3", "action", actions)

@@ -72,9 +72,8 @@ def true_successors(agent: AnyAgent) -> AnyAgent:
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
-        raise TypeError(
-            refusal("true_successors", "agent must be an skrl agent", type(agent).__name__)
-        )
+        must = "agent must be an skrl agent"
+        raise TypeError(refusal("true_successors", must, type(agent).__name__))
     if getattr(record, "func", None) is not _record:
         agent.record_transition = functools.partial(_record, record)
     return agent

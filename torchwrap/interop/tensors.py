@@ -91,8 +91,7 @@ def from_functions(
     for name, function in functions.items():
         if name in ("reset", "step") or function is not None:
             validation.function(owner, name, function)
-    if reset_by not in ("mask", "ids"):
-        raise ValueError(refusal(owner, 'reset_by must be "mask" or "ids"', repr(reset_by)))
+    validation.choice(owner, "reset_by", reset_by, "mask", "ids")
     reuses_memory = validation.flag(owner, "reuses_memory", reuses_memory)
     signature = _checks.signature(
         owner,
@@ -139,14 +138,9 @@ class TensorEnv(FunctionsEnv):
         self, seed: int | None, is_first: bool, mask: Tensor | None = None
     ) -> int | None:
         if seed is not None and self.functions["seed"] is None:
-            raise ValueError(
-                refusal(
-                    f"{self._name()}.reset",
-                    "seed must be None, because from_functions got no function for it",
-                    seed,
-                    "Seed the simulator where it is made, or pass a function as seed",
-                )
-            )
+            must = "seed must be None, because from_functions got no function for it"
+            remedy = "Seed the simulator where it is made, or pass a function as seed"
+            raise ValueError(refusal(f"{self._name()}.reset", must, seed, remedy))
         return super()._choose_seed(seed, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
@@ -185,11 +179,8 @@ class TensorEnv(FunctionsEnv):
     def _final_observation(self, initial: spaces.Value, done: RowMask, final: Any) -> spaces.Value:
         if final is None:
             if done.tensor.any():
-                raise ValueError(
-                    refusal(
-                        "from_functions", f"info must hold {self.final_key!r} where an episode ends"
-                    )
-                )
+                must = f"info must hold {self.final_key!r} where an episode ends"
+                raise ValueError(refusal("from_functions", must))
             return initial
         self._initial = initial
         return done.where(

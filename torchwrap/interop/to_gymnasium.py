@@ -23,9 +23,6 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 Result = tuple[Any, NDArray[np.float64], Mask, Mask, Info]
 """Observations, rewards, terminations, truncations, infos."""
 
-Statistics = dict[str, NDArray[Any]]
-"""Arrays `(num_envs,)` by name: the return "r", the length "l", the seconds "t", and metrics."""
-
 
 def to_gymnasium(
     env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
@@ -93,9 +90,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 options["state"] = {
                     name: torch.as_tensor(value, device=device) for name, value in state.items()
                 }
-        rows = None
-        if not mask.all():
-            rows = torch.as_tensor(mask, device=self.env.device)
+        rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
         td = self.env.reset(seed, rows, options)
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
@@ -157,15 +152,14 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         infos = _batch_infos(info, rows)
         if not done.any():
             return infos
-        statistics = self._statistics(successor, done)
+        final: Info = self._statistics(successor, done)
         if self._same_step:
-            # Gymnasium's wrapper of single envs has its statistics here. Its vector wrapper has
-            # them at the top.
-            infos["final_info"] = _batch_infos({**info, **statistics}, done)
-            infos["_final_info"] = done.copy()
-            infos["final_obs"] = self._final_observations(successor, done)
-            infos["_final_obs"] = done.copy()
-        for key, value in statistics.items():
+            # Gymnasium's wrapper of single envs has its statistics in final_info. Its vector
+            # wrapper has them at the top.
+            final_info = _batch_infos({**info, **final}, done)
+            final_obs = self._final_observations(successor, done)
+            final |= {"final_info": final_info, "final_obs": final_obs}
+        for key, value in final.items():
             infos[key] = value
             infos[f"_{key}"] = done.copy()
         return infos
@@ -180,9 +174,10 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             observations[row] = next(each)
         return observations
 
-    def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, Statistics]:
+    def _statistics(self, successor: TensorDict, done: Mask) -> Info:
+        """The statistics of each recorder: the return "r", length "l", seconds "t" and metrics."""
         seconds = np.round(time.perf_counter() - self._start_times, 6)
-        statistics = {}
+        statistics: Info = {}
         for recorder in self._recorders:
             if recorder.keys["return"] not in successor:  # dropped by a layer above
                 continue

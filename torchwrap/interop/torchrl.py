@@ -10,9 +10,9 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl import data as specs
 from torchrl.envs import EnvBase
+from torchrl.envs.utils import make_composite_from_td
 
 from torchwrap import spaces
 from torchwrap._core.rows import RowMask
@@ -70,7 +70,7 @@ class TorchRLEnvBase(EnvBase):
         batch: Any = {"shape": self.batch_size, "device": self.device}
         column: Any = {"shape": (env.num_envs, 1), "device": self.device}
         flag = specs.Categorical(2, dtype=torch.bool, **column)
-        self.observation_spec = spec_like(extras)
+        self.observation_spec = make_composite_from_td(extras)
         self.observation_spec["observation"] = observation
         self.full_action_spec = specs.Composite(action=action, **batch)
         self.reward_spec = specs.Unbounded(dtype=torch.float32, **column)
@@ -206,12 +206,3 @@ def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> Any:
         bound = torch.as_tensor(bound, dtype=form["dtype"], device=device)
         bounds.append(bound.expand(form["shape"]).clone())
     return specs.Bounded(*bounds, **form)
-
-
-def spec_like(value: Any) -> Any:
-    """An unbounded spec of a value, a Tensor or a TensorDict."""
-    if not isinstance(value, Tensor):
-        parts = {key: spec_like(part) for key, part in value.items()}
-        return specs.Composite(parts, shape=value.batch_size, device=value.device)
-    kind = specs.Binary if value.dtype == torch.bool else specs.Unbounded
-    return kind(shape=value.shape, dtype=value.dtype, device=value.device)
