@@ -355,7 +355,7 @@ class DeployedPolicy(nn.Module):
         with no_foreign_draws("deploy: the policy", remedy, env.device):
             td = tensordict(root, env.num_envs)
             td, _ = self._call({}, act, env, self.policy, td)
-            policies.read("deploy", env.signature, td)
+            policies.check("deploy", env.signature, td)
             with _Parameters(self):
                 first: Any = self(*inputs)
             second = self(*inputs)

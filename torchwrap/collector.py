@@ -107,9 +107,7 @@ class Collector:
             td = env.reset()
         self._check_root(td, env._check_ready("a collection"))
         env._status.unfinished = "collection"
-        root: Root = {"observation": td["observation"]}
-        for name in policies.keys(env.signature):
-            root[name] = td[name]
+        root: Root = {key: td[key] for key in policies.keys(env.signature)}
         collect = self._compiled or self._collect
         storage, root = collect(root)
         names: Any = [None, "time"]
@@ -172,7 +170,7 @@ class Collector:
         keys = set(td.keys())
         if "observation" not in keys:
             raise ValueError(refusal("Collector", must, f"the keys {sorted(keys)}"))
-        others = keys - {"observation", "action", "next", "info", *policies.keys(env.signature)}
+        others = keys - {"action", "next", "info", *policies.keys(env.signature)}
         if others:
             raise ValueError(
                 refusal(

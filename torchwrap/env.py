@@ -377,8 +377,7 @@ class Env(BatchedModule):
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
         buffers = {name: buffer.clone() for name, buffer in self._state_buffers().items()}
-        keys = ("observation", *policy.keys(self.signature))
-        entries: dict[str, Any] = {key: root[key].clone() for key in keys}
+        entries: Any = {key: root[key].clone() for key in policy.keys(self.signature)}
         return TensorDict({"buffers": TensorDict(buffers, []), **entries}, [])
 
     @torch.no_grad()
@@ -399,7 +398,7 @@ class Env(BatchedModule):
         self._check_can_snapshot()
         given = self._check_snapshot(snapshot)
         entries: Root = {}
-        for key in ("observation", *policy.keys(self.signature)):
+        for key in policy.keys(self.signature):
             value = given[key]
             if isinstance(value, TensorDict):  # a dict has no batch size
                 value = TensorDict(value.to_dict(), [self.num_envs])
@@ -728,7 +727,7 @@ class Env(BatchedModule):
             remedy = "Turn scores into actions with `scores.argmax(-1)`."
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
-            policy.read(owner, signature, td)
+            policy.check(owner, signature, td)
         keys = set(td["next"].keys()) if "next" in td.keys() else set()
         if not keys <= signature.policy_state.keys():
             raise ValueError(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 
-def refusal(owner: str, must: str, got: object = None, remedy: str = "") -> str:
+def refusal(
+    owner: str,
+    must: str,
+    got: object = None,
+    remedy: str = "",
+) -> str:
     """The text of an error: "owner: argument must be A, got B. Remedy."
 
     Args:
