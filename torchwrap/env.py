@@ -377,8 +377,10 @@ class Env(BatchedModule):
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
         buffers = {name: buffer.clone() for name, buffer in self._state_buffers().items()}
-        entries: Any = {key: root[key].clone() for key in policy.keys(self.signature)}
-        return TensorDict({"buffers": TensorDict(buffers, []), **entries}, [])
+        entries: Any = {"buffers": TensorDict(buffers, [])}
+        for key in policy.keys(self.signature):
+            entries[key] = root[key].clone()
+        return TensorDict(entries, [])
 
     @torch.no_grad()
     def restore(
@@ -728,7 +730,7 @@ class Env(BatchedModule):
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
             policy.check(owner, signature, td)
-        keys = set(td["next"].keys()) if "next" in td.keys() else set()
+        keys = set(td.get("next", {}).keys())
         if not keys <= signature.policy_state.keys():
             raise ValueError(
                 refusal(
@@ -764,22 +766,12 @@ class Env(BatchedModule):
         expected = dict(TensorDict(entries, []).items(True, True))
         found = dict(given.items(True, True))
         if found.keys() != expected.keys():
+            must = "snapshot must be one of the same env, but its keys differ"
             keys = sorted(map(str, found.keys() ^ expected.keys()))
-            raise ValueError(
-                refusal(
-                    owner,
-                    "snapshot must be one of the same env, but its keys differ",
-                    f"{keys} in only one of the two",
-                )
-            )
+            raise ValueError(refusal(owner, must, f"{keys} in only one of the two"))
         for key, leaf in expected.items():
-            value = found[key]
-            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                raise ValueError(
-                    refusal(
-                        owner,
-                        f"{key} must have shape {tuple(leaf.shape)} and dtype {leaf.dtype}",
-                        validation.described(value),
-                    )
-                )
+            needed = validation.described(leaf)
+            got = validation.described(found[key])
+            if got != needed:
+                raise ValueError(refusal(owner, f"{key} must be {needed}", got))
         return given

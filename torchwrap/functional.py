@@ -151,8 +151,9 @@ class FunctionalEnv(Env):
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
-        self.parameter_names = list(params or {})
-        for name, value in (params or {}).items():
+        params = params or {}
+        self.parameter_names = list(params)
+        for name, value in params.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
@@ -326,7 +327,7 @@ class FunctionalEnv(Env):
         spaces.check(owner, "action", space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
-        key = key._replace(draw=key.draw + offset + 1)
+        key = key._replace(draw=key.draw + offset + 1)  # a step counts itself before it draws
         current = {name: state[name].clone() for name in self.fields}
         next_state, successor = self._next(current, action.clone(), key)
         successor.set("done", successor["terminated"] | successor["truncated"])
@@ -447,7 +448,7 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
+        with no_foreign_draws(owner, "Draw from its rng, with torchwrap.random", self.device):
             try:
                 result = self._call(name, key, *arguments)
                 second = self._call(name, key, *arguments)
@@ -512,7 +513,10 @@ def _storages(tensors: list[Tensor]) -> set[int]:
 
 
 def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Changes if a tensor is replaced or written to in place."""
+    """Changes if a tensor is replaced or written to in place.
+
+    Tensors of inference mode count no writes.
+    """
     return [(id(tensor), tensor.is_inference() or tensor._version) for tensor in tensors]
 
 
@@ -551,8 +555,9 @@ def _check_state(
     if not isinstance(state, Mapping):
         must = "state must be a dict of tensors, as `env.state` is"
         raise TypeError(refusal(owner, must, type(state).__name__))
-    is_complete = partial or len(state) == len(like)
-    if not is_complete or not set(state) <= set(like):
+    unknown = state.keys() - like.keys()
+    missing = like.keys() - state.keys()
+    if unknown or (missing and not partial):
         must = f"state must have the fields {list(like)}"
         raise ValueError(refusal(owner, must, list(state)))
     for field, value in state.items():

@@ -486,7 +486,7 @@ def check_function(
     """
     num_envs = signature.num_envs
     device = signature.device
-    remedy = "draw with torchwrap.random, in a Transform with a stream"
+    remedy = "Draw with torchwrap.random, in a Transform with a stream"
     with no_foreign_draws(f"{owner}'s func", remedy, device):
         try:
             result = func(zeros(takes, num_envs, device))

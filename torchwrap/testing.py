@@ -296,7 +296,7 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
 def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
-    with no_foreign_draws("a step", "draw with torchwrap.random, from a stream", env.device):
+    with no_foreign_draws("a step", "Draw with torchwrap.random, from a stream", env.device):
         first = []
         for transition, td in _steps(env, actions):
             first.append((transition.clone(), td.clone()))
