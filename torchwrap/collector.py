@@ -259,9 +259,7 @@ def evaluate(
     num_envs = env.num_envs
     per_env = -(-num_episodes // num_envs)
     records = RecordEpisodeStatistics.of(env)
-    keys: dict[str, Any] = {}
-    if records:
-        keys.update(records[-1].keys)
+    keys: dict[str, Any] = dict(records[-1].keys) if records else {}
     return_key = keys.pop("return", None)
     keys.pop("length", None)
     width = 2 + len(keys)

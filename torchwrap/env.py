@@ -423,7 +423,7 @@ class Env(BatchedModule):
         return self._set_root(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
-        """The buffers of a snapshot by name, or those with one row per env."""
+        """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
         names: set[str] = set()
         if not per_env:
             names.update(self.state_dict(keep_vars=True))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchwrap import registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.buffers import BatchedModule, EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, leaves
@@ -76,19 +76,16 @@ class ScriptedEnv(Env):
         device: torch.device | str = "cpu",
     ) -> None:
         device = validation.device("ScriptedEnv", device)
-        lengths = episode_lengths
+        lengths: Any = episode_lengths
         if lengths is None:
             lengths = 2**63 - 1
         if not isinstance(lengths, Sequence):
             lengths = [lengths]
-        for length in lengths:
-            validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
+        lengths = validation.sizes("ScriptedEnv", "episode_lengths", lengths, at_least=1)
         if not lengths:
             must = "episode_lengths must have at least one length"
             raise ValueError(refusal("ScriptedEnv", must, lengths))
-        if ending not in (*_ENDINGS, "in turn"):
-            must = 'ending must be "terminated", "truncated", "both" or "in turn"'
-            raise ValueError(refusal("ScriptedEnv", must, repr(ending)))
+        validation.choice("ScriptedEnv", "ending", ending, *_ENDINGS, "in turn")
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
@@ -432,8 +429,8 @@ def _reset_transform(
 def _names_of_env_buffers(transform: Transform) -> list[str]:
     names = []
     for prefix, module in transform.named_modules():
-        if isinstance(module, BatchedModule):
-            names += [f"{prefix}.{name}" for name in module._env_buffer_names]
+        for name in getattr(module, "_env_buffer_names", ()):
+            names.append(f"{prefix}.{name}")
     return names
 
 
