@@ -184,12 +184,15 @@ def critic_gradients(agent: Agent, batch: dict[str, Tensor]) -> None:
     critic_loss(agent, batch).backward()
 
 
-def actor_gradients(agent: Agent, batch: dict[str, Tensor]) -> None:
-    agent.zero_grad()
+def actor_parameters(agent: Agent) -> list[nn.Parameter]:
     parameters = list(agent.actor.parameters())
     if agent.log_alpha.requires_grad:
         parameters.append(agent.log_alpha)
-    actor_loss(agent, batch).backward(inputs=parameters)
+    return parameters
+
+
+def actor_gradients(agent: Agent, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(actor_loss(agent, batch), actor_parameters(agent))
 
 
 def main(args: Args) -> dict[str, object]:
@@ -208,9 +211,9 @@ def main(args: Args) -> dict[str, object]:
     buffer = make_buffer(args)
     collect = make_collector(env, agent.actor.act, args)
     set_critic = critic_gradients
-    set_actor = actor_gradients
+    compute_actor = actor_gradients
     if args.compile:
-        set_critic, set_actor = compiled(collect, critic_gradients, actor_gradients)
+        set_critic, compute_actor = compiled(collect, critic_gradients, actor_gradients)
 
     td = env.reset(seed=args.seed)
     curve = []
@@ -239,7 +242,9 @@ def main(args: Args) -> dict[str, object]:
                 update_target(agent.target_critic, agent.critic, args.tau)
             if updates % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
-                    set_actor(agent, batch)
+                    gradients = compute_actor(agent, batch)
+                    for parameter, gradient in zip(actor_parameters(agent), gradients):
+                        parameter.grad = gradient
                     actor_optimizer.step()
 
         returns = env.transforms[1].return_queue

@@ -144,17 +144,15 @@ def arrows(sources):
 # Other rules: each returns the violations in the sources of modules by name.
 
 LIBRARIES = {
-    **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
-    **{"torchwrap.interop.jax": {"jax", "brax"}, "torchwrap.interop._jax_functions": {"jax"}},
-    **{
-        "torchwrap.interop._torchrl_specs": {"torchrl"},
-        "torchwrap.interop.sb3": {"stable_baselines3"},
-    },
-    **{"torchwrap.registration": {"envpool"}},
-    **{
-        "torchwrap.wrappers.render": {"imageio"},
-        "torchwrap.collector": {"tqdm"},
-    },
+    "torchwrap.interop.torchrl": {"torchrl"},
+    "torchwrap.interop.rsl_rl": {"rsl_rl"},
+    "torchwrap.interop.skrl": {"skrl"},
+    "torchwrap.interop.rl_games": {"rl_games"},
+    "torchwrap.interop.sb3": {"stable_baselines3"},
+    "torchwrap.interop.jax": {"jax", "brax"},
+    "torchwrap.registration": {"envpool"},
+    "torchwrap.wrappers.render": {"imageio"},
+    "torchwrap.collector": {"tqdm"},
 }
 FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")
 DEPENDENCIES = {*FOREIGN, "torchwrap", *sys.stdlib_module_names}

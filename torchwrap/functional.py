@@ -309,9 +309,7 @@ class FunctionalEnv(Env):
                 that starts now.
 
         Returns:
-            successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three
-                flags, and `info` if any.
-            state: the next one, as `env.state`.
+            The successor, a TensorDict as `transition["next"]`, and the next state, as `env.state`.
 
         >>> from torchwrap.envs.pendulum import Pendulum
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)

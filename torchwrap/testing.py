@@ -161,19 +161,20 @@ class _Leaf(nn.Module):
         exact = torch.float64 if self.dtype.is_floating_point else torch.int64
         if isinstance(leaf, gymnasium_spaces.Box):
             self.is_bounded = leaf.is_bounded()
-            low = torch.as_tensor(leaf.low).to(exact)
-            width = torch.as_tensor(leaf.high).to(exact) - low
+            low = torch.as_tensor(leaf.low, device=device).to(exact)
+            width = torch.as_tensor(leaf.high, device=device).to(exact) - low
             if exact is torch.int64:
                 width = width + 1
             width = width.where(width > 0, 1)  # a divisor
         else:
             count, start = spaces.counts(leaf)
-            low = torch.as_tensor(start)
-            width = torch.as_tensor(count)
+            low = torch.as_tensor(start, device=device)
+            width = torch.as_tensor(count, device=device)
         shape = leaf.shape or ()
-        offsets = 10 * torch.arange(math.prod(shape), dtype=exact).view(shape)
+        numbers = torch.arange(math.prod(shape), dtype=exact, device=device)
+        offsets = 10 * numbers.view(shape)
         for name, values in {"offsets": offsets, "low": low, "width": width}.items():
-            self.register_buffer(name, values.to(device), persistent=False)
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, start: Tensor) -> Tensor:
         column = start.view(-1, *[1] * self.offsets.dim())

@@ -16,7 +16,7 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict, Discrete
-from helpers import EXAMPLES, load_example
+from helpers import load_example
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecFrameStack
@@ -229,12 +229,17 @@ def test_keys_of_a_dict():
 
 
 # 6 lines. Isaac Lab: the ObsGroups are 11.
-def test_histories_of_terms_in_the_guide():
-    page = (EXAMPLES / "guides" / "transforms.md").read_text()
-    block = re.search(r"```python\n(def term.*?)```", page, re.DOTALL)[1]
-    names = {"T": T, "tw": tw, "np": np, "Box": Box}
-    exec(block, names)
-    env = names["env"].eval()
+def test_histories_of_terms():
+    def term(start, stop, *transforms):
+        space = Box(-np.inf, np.inf, (stop - start,))
+        part = T.TransformObservation(lambda observation: observation[:, start:stop], space)
+        return [part, *transforms]
+
+    angle = term(0, 2, T.AddNoise(0.01, in_eval=False), T.FrameStackObservation(5))
+    speed = term(2, 3, T.FrameStackObservation(2))
+    terms = T.ObservationGroups({"angle": angle, "speed": speed})
+    groups = T.ObservationGroups({"policy": [terms, T.FlattenObservation()], "critic": []})
+    env = tw.TransformedEnv(tw.make("Pendulum-v1", 64), groups).eval()
     raw = tw.make("Pendulum-v1", 64)
     found = env.reset(seed=0)["observation"]
     frames = [raw.reset(seed=0)["observation"]] * 5
@@ -300,7 +305,7 @@ def test_progress_of_compilation(caplog):
     messages = [record.getMessage() for record in caplog.records if record.name == "torchwrap"]
     assert len(messages) == 4
     assert re.fullmatch(
-        r"compiling the step of <ClipObservation.*<ScriptedEnv.*>>",
+        r"compiling the step_and_reset of <ClipObservation.*<ScriptedEnv.*>>",
         messages[0],
     )
-    assert re.fullmatch(r"compiled the step in \d+\.\d s", messages[1])
+    assert re.fullmatch(r"compiled the step_and_reset in \d+\.\d s", messages[1])

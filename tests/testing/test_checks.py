@@ -212,7 +212,7 @@ BROKEN = {  # a transform and a pattern: the layer, and the fault
     "masked reset": (CountsEveryRow, "^CountsEveryRow.*mask"),
     "eval": (KeepsLearning, r"eval\(\)"),
     "outputs": (ReturnsItsBuffer, "outputs"),
-    "Python state": (HidesItsState, r"^HidesItsState\(\): .*HidesItsState.steps"),
+    "Python state": (HidesItsState, r"^HidesItsState\(\): .*self\.steps"),
     "written action": (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action\(\) writes"),
     "action is a buffer": (ReturnsABufferAsAction, r"^ReturnsABufferAsAction\(\).*buffer"),
     "space": (LeavesItsSpace, r"reset\(\).* observations"),

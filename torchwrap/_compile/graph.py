@@ -30,7 +30,8 @@ try:
     from torch._inductor import compile as inductor
     from torch._inductor import list_options
 except ImportError:
-    inductor, list_options = None, list  # type: ignore[assignment]
+    inductor = None  # type: ignore[assignment]
+    list_options = list  # type: ignore[assignment]
 
 _LOG = logging.getLogger("torchwrap")
 

@@ -21,6 +21,9 @@ def refusal(
     >>> refusal("NormalizeReward", "gamma must be in [0, 1]", 1.5, "Use 0.99 for most tasks")
     'NormalizeReward: gamma must be in [0, 1], got 1.5. Use 0.99 for most tasks.'
     """
-    received = "" if got is None else f", got {got}"
-    advice = f" {remedy}." if remedy else ""
-    return f"{owner}: {must}{received}.{advice}"
+    text = f"{owner}: {must}"
+    if got is not None:
+        text += f", got {got}"
+    if remedy:
+        text += f". {remedy}"
+    return f"{text}."

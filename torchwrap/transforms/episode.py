@@ -108,9 +108,10 @@ class RecordEpisodeStatistics(Transform):
         # scratch row for each env that does not finish.
         self.ring_size = max(self.buffer_length, signature.num_envs)
         num_rows = self.ring_size + signature.num_envs
-        records = torch.zeros(num_rows, len(self.keys), dtype=torch.float64)
-        self.register_state_buffer("records", records.to(signature.device))
-        count = torch.zeros(1, dtype=torch.int64, device=signature.device)
+        device = signature.device
+        records = torch.zeros(num_rows, len(self.keys), dtype=torch.float64, device=device)
+        self.register_state_buffer("records", records)
+        count = torch.zeros(1, dtype=torch.int64, device=device)
         self.register_state_buffer("count", count)
         return signature
 
