@@ -321,7 +321,7 @@ class Env(BatchedModule):
         self._status.unfinished = None
         return root
 
-    # The computation of a step, without checks. `torchwrap.compile` compiles it as a whole.
+    # A step without checks. `torchwrap.compile` compiles each of the next two functions as a whole.
 
     def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         successor = self._advance(action, state)
@@ -576,7 +576,7 @@ class Env(BatchedModule):
         return self
 
     def _dtypes(self) -> set[torch.dtype]:
-        dtypes = super()._dtypes() | {torch.float32}  # of rewards
+        dtypes = super()._dtypes() | {torch.float32}  # float32 for rewards
         for space in (self.single_observation_space, self.single_action_space):
             dtypes.update(spaces.dtype(leaf) for _, leaf in spaces.leaves(space))
         return dtypes
@@ -695,7 +695,10 @@ class Env(BatchedModule):
             )
 
     def _is_dict_action(self, td: object) -> bool:
-        """Whether this is a bare action of a Dict or Tuple space, and no root."""
+        """True for an action of a Dict or Tuple space, a TensorDict like a root.
+
+        If the space itself has a key "action", only the root holds a TensorDict there.
+        """
         if not isinstance(td, TensorDictBase) or set(td.keys()) != self._action_keys:
             return False
         return not isinstance(td.get("action", None), TensorDictBase)

@@ -242,9 +242,9 @@ class FunctionalEnv(Env):
         for name in self.parameter_names:
             params[name] = mask.gather(self.params[name])
         options = dict(options or {})
-        given: State = options.pop("state", {})
+        given_state: State = options.pop("state", {})
         initial = self._call("initial", key, params=params, options=options)
-        for field, value in given.items():
+        for field, value in given_state.items():
             initial[field] = mask.gather(value)
         for field, buffer in self.state.items():
             mask.scatter_(buffer, initial[field])
@@ -265,7 +265,7 @@ class FunctionalEnv(Env):
         if params is None:
             params = self.params if self.parameter_names else {}
 
-        def call(
+        def with_keywords(
             words: Any,
             params: dict[str, Tensor],
             *arguments: Any,
@@ -277,8 +277,10 @@ class FunctionalEnv(Env):
                 keywords["params"] = params
             return function(*arguments, **keywords)
 
-        batched = call if getattr(self.func_env, "broadcasts", False) else torch.vmap(call)
-        words = key[:-1]  # without the tag, which is an int and has no rows
+        batched = with_keywords
+        if not getattr(self.func_env, "broadcasts", False):
+            batched = torch.vmap(with_keywords)
+        words = key[:-1]  # all but the tag, an int that all envs share
         result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
@@ -439,8 +441,8 @@ class FunctionalEnv(Env):
     ) -> Any:
         """Calls a function twice. Raises a TypeError if it is not pure.
 
-        From now on, `_call` clones results that share memory with an argument, with the result of
-        another call, or between their own rows or entries.
+        If the results share memory with an argument, with those of the second call, or among
+        themselves, `_call` clones them from now on.
         """
         owner = f"{type(self.func_env).__name__}.{name}"
         key = self.stream.key()
@@ -559,6 +561,6 @@ def _check_state(
         must = f"state must have the fields {list(like)}"
         raise ValueError(refusal(owner, must, list(state)))
     for field, value in state.items():
-        to = like[field]
+        buffer = like[field]
         what = f"state[{field!r}]"
-        spaces.check_tensor(owner, what, value, to.shape, to.dtype, to.device)
+        spaces.check_tensor(owner, what, value, buffer.shape, buffer.dtype, buffer.device)

@@ -81,7 +81,8 @@ class ScriptedEnv(Env):
             lengths = 2**63 - 1
         if not isinstance(lengths, Sequence):
             lengths = [lengths]
-        lengths = validation.sizes("ScriptedEnv", "episode_lengths", lengths, at_least=1)
+        for length in lengths:
+            validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
         if not lengths:
             must = "episode_lengths must have at least one length"
             raise ValueError(refusal("ScriptedEnv", must, lengths))
