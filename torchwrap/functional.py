@@ -491,10 +491,7 @@ class FunctionalEnv(Env):
             ) from error
 
 
-def _nested(
-    observation: Mapping[str, Any],
-    num_rows: int,
-) -> TensorDict:
+def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     parts = {}
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part

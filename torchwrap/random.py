@@ -202,9 +202,7 @@ def philox(
     return c0, c1 & WORD, c2, c3 & WORD
 
 
-def as_arrays(
-    *tensors: Tensor,
-) -> list[NDArray[Any]] | None:
+def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
     """The tensors as NumPy arrays; None if the host cannot read them, or under `torch.vmap`."""
     if not all(map(is_host_readable, tensors)):
         return None

@@ -534,9 +534,7 @@ def _make_layer(
     return layers(make(**given))[depth]
 
 
-def _layers_of(
-    make: MakeEnv,
-) -> list[tuple[str, MakeEnv]]:
+def _layers_of(make: MakeEnv) -> list[tuple[str, MakeEnv]]:
     """The layers of an env by name, innermost first, and a function that makes each."""
     found: list[tuple[str, MakeEnv]] = []
     with make(num_envs=NUM_ENVS, first_index=0) as env:
@@ -578,10 +576,7 @@ def _run_check(check: Check, make: MakeEnv) -> None:
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*have no samples")  # statistics in eval mode
 
-        def make_open(
-            num_envs: int = NUM_ENVS,
-            first_index: int = 0,
-        ) -> Env:
+        def make_open(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
             return stack.enter_context(make(num_envs=num_envs, first_index=first_index))
 
         check(make_open)
