@@ -733,7 +733,9 @@ class Env(BatchedModule):
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
             policy.check(owner, signature, td)
-        keys = set(td.get("next", {}).keys())
+        keys: set[str] = set()
+        if "next" in td.keys():
+            keys.update(td["next"].keys())
         if not keys <= signature.policy_state.keys():
             raise ValueError(
                 refusal(

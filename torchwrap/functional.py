@@ -238,9 +238,9 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         if mask.indices is not None:
             key = key.select(mask.indices)
-        params = {}
-        for name in self.parameter_names:
-            params[name] = mask.gather(self.params[name])
+        params = self.params
+        for name, value in params.items():
+            params[name] = mask.gather(value)
         options = dict(options or {})
         given_state: State = options.pop("state", {})
         initial = self._call("initial", key, params=params, options=options)
