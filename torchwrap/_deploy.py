@@ -351,11 +351,11 @@ class DeployedPolicy(nn.Module):
         raw = _plain(self._space, self._sample())
         inputs = (raw, *self.example_inputs()[1:])
         before = copy.deepcopy(self.state_dict())
-        remedy = "take the mode instead of a sample"
+        remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
             td = tensordict(root, env.num_envs)
             td, _ = self._call({}, act, env, self.policy, td)
-            policies.read("deploy", env.signature, td)
+            policies.check("deploy", env.signature, td)
             with _Parameters(self):
                 first: Any = self(*inputs)
             second = self(*inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Root, Step
 from torchwrap.policy import DECLARED, Policy, act, modules_of
-from torchwrap.spaces import Value
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
@@ -107,9 +107,7 @@ class Collector:
             td = env.reset()
         self._check_root(td, env._check_ready("a collection"))
         env._status.unfinished = "collection"
-        root: Root = {"observation": td["observation"]}
-        for name in policies.keys(env.signature):
-            root[name] = td[name]
+        root: Root = {key: td[key] for key in policies.keys(env.signature)}
         collect = self._compiled or self._collect
         storage, root = collect(root)
         names: Any = [None, "time"]
@@ -172,7 +170,7 @@ class Collector:
         keys = set(td.keys())
         if "observation" not in keys:
             raise ValueError(refusal("Collector", must, f"the keys {sorted(keys)}"))
-        others = keys - {"observation", "action", "next", "info", *policies.keys(env.signature)}
+        others = keys - {"action", "next", "info", *policies.keys(env.signature)}
         if others:
             raise ValueError(
                 refusal(
@@ -187,7 +185,9 @@ class Collector:
         observation = td["observation"]
         spaces.check(env._name(), "the observation", space, observation, env.num_envs, env.device)
         expected = spaces.to_device(last["observation"], env.device)
-        if "next" in keys or not _equal(observation, expected):
+        equal = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+        is_last = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
+        if "next" in keys or not is_last:
             raise ValueError(
                 refusal(
                     "Collector",
@@ -259,9 +259,7 @@ def evaluate(
     num_envs = env.num_envs
     per_env = -(-num_episodes // num_envs)
     records = RecordEpisodeStatistics.of(env)
-    keys: dict[str, Any] = {}
-    if records:
-        keys.update(records[-1].keys)
+    keys: dict[str, Any] = dict(records[-1].keys) if records else {}
     return_key = keys.pop("return", None)
     keys.pop("length", None)
     width = 2 + len(keys)
@@ -340,20 +338,6 @@ def _check(owner: str, env: Any, policy: Any) -> None:
         raise TypeError(refusal(owner, "env must be an Env", type(env).__name__, remedy))
     if policy is not None and not callable(policy):
         raise TypeError(refusal(owner, "policy must be callable, or None", repr(policy)))
-
-
-def _equal(first: Value, second: Value) -> bool:
-    """Whether two values have the same structure and numbers; NaN equals NaN."""
-    leaves = list[Tensor]()
-    others = list[Tensor]()
-    if rows.flatten(first, leaves) != rows.flatten(second, others):
-        return False
-    for leaf, other in zip(leaves, others, strict=True):
-        if leaf.shape != other.shape:
-            return False
-        if not torch.allclose(leaf, other, 0, 0, equal_nan=True):
-            return False
-    return True
 
 
 def _is_key(key: Any) -> bool:

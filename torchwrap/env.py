@@ -30,7 +30,7 @@ Root = dict[str, Value]
 """The entries of a root: `observation`, and the state of a recurrent policy."""
 
 Step = Callable[[Value, State], tuple[TensorDict, Root]]
-"""From an action and the state of the policy to the successor and the next root."""
+"""Takes an action and the policy's state. Returns the successor and the next root."""
 
 NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
 
@@ -46,7 +46,7 @@ class CompiledStep(Protocol):
 
 
 class _Status:
-    """The state of the calls of an env. A plain object, because `nn.Module.__setattr__` is slow."""
+    """The progress of an env. A plain object, because `nn.Module.__setattr__` is slow."""
 
     root: TensorDict | None = None
     """The last root. None before the first reset."""
@@ -229,9 +229,9 @@ class Env(BatchedModule):
             if seed is not None:
                 self._seed(seed, rows)
             observation = self._run("_reset", rows, options or None)["observation"]
-        if last is not None:
-            kept = spaces.to_device(last["observation"], self.device)
-            observation = rows.where(observation, kept)
+        if last is not None:  # perhaps from before `env.to(device)`
+            previous = spaces.to_device(last["observation"], self.device)
+            observation = rows.where(observation, previous)
         state = policy.reset(self.signature, rows, last)
         return self._set_root({"observation": observation, **state})
 
@@ -257,9 +257,7 @@ class Env(BatchedModule):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        td = self._begin_step(td, "step()")
-        transition, root = self._transition(td, self._compiled or self._step_and_reset)
-        return transition, self._set_root(root)
+        return self._checked_step(td, self._compiled or self._step_and_reset, "step()")
 
     @torch.no_grad()
     def step_without_reset(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -276,27 +274,25 @@ class Env(BatchedModule):
         >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
         (tensor([[1.]]), tensor([[0.]]))
         """
-        td = self._begin_step(td, "step_without_reset()")
-        compiled = self._compiled
         step = self._step_only
-        if compiled is not None:
-            step = compiled.without_reset
+        if self._compiled is not None:
+            step = self._compiled.without_reset
+        return self._checked_step(td, step, "step_without_reset()")
+
+    def _checked_step(
+        self, td: TensorDict | Tensor, step: Step, call: str
+    ) -> tuple[TensorDict, TensorDict]:
+        """Checks a root with an action, or completes a bare action, and takes the step."""
+        last = self._check_ready(call)
+        if isinstance(td, Tensor) or (self._action_keys and self._is_dict_action(td)):
+            td = self._root_with(last, td)
+        self._check_step_input(td)
+        self._status.unfinished = call
         transition, root = self._transition(td, step)
         return transition, self._set_root(root)
 
-    def _begin_step(self, td: TensorDict | Tensor, call: str) -> TensorDict:
-        """Returns a checked root with an action. From now on, the call is unfinished."""
-        status = self._status
-        if status.root is None or status.unfinished is not None:
-            self._check_ready(call)
-        if isinstance(td, Tensor) or (self._action_keys and self._is_dict_action(td)):
-            td = self._root_with(td)
-        self._check_step_input(td)
-        status.unfinished = call
-        return td
-
     def _transition(self, td: TensorDict, step: Step) -> tuple[TensorDict, Root]:
-        """Takes a step from a root with an action. Returns the transition and the next root."""
+        """Takes a step from a checked root. Returns the transition and the next root."""
         action = td["action"]
         if action.requires_grad:
             action = action.detach()
@@ -306,21 +302,18 @@ class Env(BatchedModule):
         successor, root = step(action, state)
         return td.set("next", successor), root
 
-    def _root_with(self, action: Value) -> TensorDict:
-        """The last root with a bare action, which leaves the state of the policy as it is."""
-        root = self._status.root
-        assert root is not None
+    def _root_with(self, root: TensorDict, action: Value) -> TensorDict:
+        """A root with a bare action. The policy's state does not change in this step."""
         entries: dict[str, Any] = dict(root.items())
         entries["action"] = action
         entries.pop("next", None)
-        names = self.signature.policy_state
-        if names:
-            state = {name: root[name] for name in names}
+        state = {name: root[name] for name in self.signature.policy_state}
+        if state:
             entries["next"] = tensordict(state, self.num_envs)
         return tensordict(entries, self.num_envs)
 
     def _set_root(self, entries: Root) -> TensorDict:
-        """Ends a call: the root of the next step."""
+        """Finishes a call. Returns the root of the next step."""
         if self._root_info is not None:
             entries |= self._root_info()
         root = tensordict(entries, self.signature.num_envs)
@@ -328,41 +321,37 @@ class Env(BatchedModule):
         self._status.unfinished = None
         return root
 
-    # The computation of a step, without checks. `torchwrap.compile` compiles it as a whole.
+    # A step without checks. `torchwrap.compile` compiles each of the next two functions as a whole.
 
     def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         successor = self._advance(action, state)
-        return successor, self._auto_reset(successor)
+        done = successor["done"]
+        observation = successor["observation"].clone()
+        finished = RowMask(done, synchronize=self.host_stepped)
+        if finished.any():
+            initial = self._run("_reset", finished)
+            finished.assign_(observation, initial["observation"])
+        root: Root = {"observation": observation}
+        if state:
+            root |= policy.following(self.signature, state, done)
+        return successor, root
 
     def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         successor = self._advance(action, state)
         root: Root = {"observation": successor["observation"].clone()}
         if state:
-            nowhere = torch.zeros_like(successor["done"])
-            root |= policy.following(self.signature, state, nowhere)
+            no_row = torch.zeros_like(successor["done"])
+            root |= policy.following(self.signature, state, no_row)
         return successor, root
 
     def _advance(self, action: Value, state: State) -> TensorDict:
-        """Returns the successor, which holds the state of the policy too."""
+        """Takes a step in every env. The successor also holds the policy's next state."""
         # A copy, because a layer may write to it.
         successor: TensorDict = self._run("_step", action.clone())
         successor.set("done", successor["terminated"] | successor["truncated"])
         if state:
             successor.update(state)
         return successor
-
-    def _auto_reset(self, successor: TensorDict) -> Root:
-        """Resets the finished rows. Returns the next root."""
-        done = successor["done"]
-        observation = successor["observation"].clone()
-        mask = RowMask(done, synchronize=self.host_stepped)
-        if mask.any():
-            initial = self._run("_reset", mask)
-            mask.assign_(observation, initial["observation"])
-        root: Root = {"observation": observation}
-        if self.signature.policy_state:
-            root |= policy.following(self.signature, successor, done)
-        return root
 
     def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
         owner = self._hook_name(hook)
@@ -388,9 +377,10 @@ class Env(BatchedModule):
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
         buffers = {name: buffer.clone() for name, buffer in self._state_buffers().items()}
-        keys = ("observation", *policy.keys(self.signature))
-        entries: dict[str, Any] = {key: root[key].clone() for key in keys}
-        return TensorDict({"buffers": TensorDict(buffers, []), **entries}, [])
+        entries: Any = {"buffers": TensorDict(buffers, [])}
+        for key in policy.keys(self.signature):
+            entries[key] = root[key].clone()
+        return TensorDict(entries, [])
 
     @torch.no_grad()
     def restore(
@@ -410,7 +400,7 @@ class Env(BatchedModule):
         self._check_can_snapshot()
         given = self._check_snapshot(snapshot)
         entries: Root = {}
-        for key in ("observation", *policy.keys(self.signature)):
+        for key in policy.keys(self.signature):
             value = given[key]
             if isinstance(value, TensorDict):  # a dict has no batch size
                 value = TensorDict(value.to_dict(), [self.num_envs])
@@ -433,7 +423,7 @@ class Env(BatchedModule):
         return self._set_root(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
-        """The buffers of a snapshot by name, or those with one row per env."""
+        """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
         names: set[str] = set()
         if not per_env:
             names.update(self.state_dict(keep_vars=True))
@@ -586,7 +576,7 @@ class Env(BatchedModule):
         return self
 
     def _dtypes(self) -> set[torch.dtype]:
-        dtypes = super()._dtypes() | {torch.float32}  # of rewards
+        dtypes = super()._dtypes() | {torch.float32}  # float32 for rewards
         for space in (self.single_observation_space, self.single_action_space):
             dtypes.update(spaces.dtype(leaf) for _, leaf in spaces.leaves(space))
         return dtypes
@@ -634,24 +624,20 @@ class Env(BatchedModule):
 
     def _check_ready(self, call: str) -> TensorDict:
         """Returns the last root. Raises before the first reset, and after an unfinished call."""
-        status = self._status
-        if status.root is None or status.unfinished is not None:
-            self.unwrapped._check_usable()
-        if status.root is None:
-            raise RuntimeError(refusal(self._name(), f"call reset() before {call}"))
-        if status.unfinished is not None:
-            reason = f"because an earlier {status.unfinished} did not finish"
+        root = self._status.root
+        unfinished = self._status.unfinished
+        if root is not None and unfinished is None:
+            return root
+        self.unwrapped._check_usable()
+        fault = f"call reset() before {call}"
+        remedy = ""
+        if root is not None:
+            reason = f"because an earlier {unfinished} did not finish"
+            fault = f"it may hold the state of two different steps, {reason}"
             remedy = "Call reset()"
             if self.can_snapshot:
                 remedy += ", or restore() with a snapshot"
-            raise RuntimeError(
-                refusal(
-                    self._name(),
-                    f"it may hold the state of two different steps, {reason}",
-                    remedy=remedy,
-                )
-            )
-        return status.root
+        raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
@@ -709,7 +695,10 @@ class Env(BatchedModule):
             )
 
     def _is_dict_action(self, td: object) -> bool:
-        """Whether this is a bare action of a Dict or Tuple space, and no root."""
+        """True for an action of a Dict or Tuple space, a TensorDict like a root.
+
+        If the space itself has a key "action", only the root holds a TensorDict there.
+        """
         if not isinstance(td, TensorDictBase) or set(td.keys()) != self._action_keys:
             return False
         return not isinstance(td.get("action", None), TensorDictBase)
@@ -743,8 +732,10 @@ class Env(BatchedModule):
             remedy = "Turn scores into actions with `scores.argmax(-1)`."
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
-            policy.read(owner, signature, td)
-        keys = set(td["next"].keys()) if "next" in td.keys() else set()
+            policy.check(owner, signature, td)
+        keys: set[str] = set()
+        if "next" in td.keys():
+            keys.update(td["next"].keys())
         if not keys <= signature.policy_state.keys():
             raise ValueError(
                 refusal(
@@ -780,22 +771,12 @@ class Env(BatchedModule):
         expected = dict(TensorDict(entries, []).items(True, True))
         found = dict(given.items(True, True))
         if found.keys() != expected.keys():
+            must = "snapshot must be one of the same env, but its keys differ"
             keys = sorted(map(str, found.keys() ^ expected.keys()))
-            raise ValueError(
-                refusal(
-                    owner,
-                    "snapshot must be one of the same env, but its keys differ",
-                    f"{keys} in only one of the two",
-                )
-            )
+            raise ValueError(refusal(owner, must, f"{keys} in only one of the two"))
         for key, leaf in expected.items():
-            value = found[key]
-            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                raise ValueError(
-                    refusal(
-                        owner,
-                        f"{key} must have shape {tuple(leaf.shape)} and dtype {leaf.dtype}",
-                        validation.described(value),
-                    )
-                )
+            needed = validation.described(leaf)
+            got = validation.described(found[key])
+            if got != needed:
+                raise ValueError(refusal(owner, f"{key} must be {needed}", got))
         return given

@@ -28,8 +28,8 @@ State = dict[str, Tensor]
 
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
-# The number of a function is part of its key: no two functions of a step draw the same numbers.
-# 5 is not in use. To renumber `truncated` would change what it draws.
+# The key of a function contains its number, so that two functions of a step draw independently.
+# 5 is unused, because another number for `truncated` would change its draws.
 _DRAWING = {
     "initial": 0,
     "transition": 1,
@@ -151,8 +151,9 @@ class FunctionalEnv(Env):
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
-        self.parameter_names = list(params or {})
-        for name, value in (params or {}).items():
+        params = params or {}
+        self.parameter_names = list(params)
+        for name, value in params.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
@@ -169,8 +170,10 @@ class FunctionalEnv(Env):
 
         These are the buffers: write to them in place.
         """
-        buffers: Any = self._buffers
-        return {field: buffers[name] for field, name in self._state_names.items()}
+        state: Any = {}
+        for field in self.fields:
+            state[field] = self._buffers[f"state_{field}"]
+        return state
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -196,8 +199,11 @@ class FunctionalEnv(Env):
         action: Value,
         key: Key,
     ) -> tuple[State, TensorDict]:
-        """The next state and the successor of a step of all envs. Changes no state."""
-        next_state = _stored(self._call("transition", key, state, action))
+        """Returns the next state and the successor, and does not change the env."""
+        next_state = self._call("transition", key, state, action)
+        # Otherwise a compiled graph would compute the next state again in each function below.
+        for field, value in next_state.items():
+            next_state[field] = materialize(value)
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)
@@ -211,14 +217,17 @@ class FunctionalEnv(Env):
             "terminated": terminated.unsqueeze(-1),
             "truncated": truncated.unsqueeze(-1),
         }
-        info = {}
+        info: Any = {}
         if "transition_info" in self.optional:
-            info.update(self._call("transition_info", key, state, action, next_state))
+            info |= self._call("transition_info", key, state, action, next_state)
         if "state_info" in self.optional:
-            info.update(self._call("state_info", key, next_state))
+            info |= self._call("state_info", key, next_state)
+        num_envs = self.signature.num_envs
         if info:
-            successor["info"] = _columns(info, self.signature.num_envs)
-        return next_state, tensordict(successor, self.signature.num_envs)
+            for name, value in info.items():
+                info[name] = value.unsqueeze(-1) if value.dim() == 1 else value
+            successor["info"] = tensordict(info, num_envs)
+        return next_state, tensordict(successor, num_envs)
 
     def _reset(
         self,
@@ -227,16 +236,18 @@ class FunctionalEnv(Env):
     ) -> TensorDict:
         self.stream.next_episode(mask)
         key = self.stream.key()
-        params = self.params if self.parameter_names else {}
         if mask.indices is not None:
             key = key.select(mask.indices)
-            params = {name: mask.gather(value) for name, value in params.items()}
+        params = self.params
+        for name, value in params.items():
+            params[name] = mask.gather(value)
         options = dict(options or {})
-        given: State = options.pop("state", {})
+        given_state: State = options.pop("state", {})
         initial = self._call("initial", key, params=params, options=options)
-        initial |= {name: mask.gather(value) for name, value in given.items()}
-        for name, buffer in self.state.items():
-            mask.scatter_(buffer, initial[name])
+        for field, value in given_state.items():
+            initial[field] = mask.gather(value)
+        for field, buffer in self.state.items():
+            mask.scatter_(buffer, initial[field])
         observation = self._call("observation", key, initial, params=params)
         return tensordict({"observation": mask.spread(observation)}, self.num_envs)
 
@@ -248,25 +259,29 @@ class FunctionalEnv(Env):
         params: dict[str, Tensor] | None = None,
         options: Options | None = None,
     ) -> Any:
-        """Calls a function for each row of the key. `params` defaults to those of all envs."""
+        """Calls a function for each row of the key. None takes the parameters of all envs."""
         function = getattr(self.func_env, name)
+        number = _DRAWING.get(name)
         if params is None:
             params = self.params if self.parameter_names else {}
 
-        def call(
+        def with_keywords(
             words: Any,
             params: dict[str, Tensor],
             *arguments: Any,
         ) -> Any:
-            keywords = dict(options) if options else {}
-            if name in _DRAWING:
-                keywords["rng"] = Key(*words, key.tag + _DRAWING[name])  # type: ignore[call-arg]
+            keywords = dict(options or {})
+            if number is not None:
+                keywords["rng"] = Key(*words, key.tag + number)  # type: ignore[call-arg]
             if params:
                 keywords["params"] = params
             return function(*arguments, **keywords)
 
-        batched = call if getattr(self.func_env, "broadcasts", False) else torch.vmap(call)
-        result = batched(key[:-1], params, *arguments)
+        batched = with_keywords
+        if not getattr(self.func_env, "broadcasts", False):
+            batched = torch.vmap(with_keywords)
+        words = key[:-1]  # all but the tag, an int that all envs share
+        result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
         if name not in self._results_to_clone:
@@ -312,7 +327,7 @@ class FunctionalEnv(Env):
         spaces.check(owner, "action", space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
-        key = key._replace(draw=key.draw + offset + 1)
+        key = key._replace(draw=key.draw + offset + 1)  # a step counts itself before it draws
         current = {name: state[name].clone() for name in self.fields}
         next_state, successor = self._next(current, action.clone(), key)
         successor.set("done", successor["terminated"] | successor["truncated"])
@@ -392,7 +407,6 @@ class FunctionalEnv(Env):
         initial = self._first_result("initial")
         _check_fields(f"{owner}.initial", initial, num_envs, device)
         self.fields = list(initial)
-        self._state_names = {field: f"state_{field}" for field in initial}
         for field, value in initial.items():
             self.register_env_buffer(f"state_{field}", value.clone())
         state = self.state
@@ -427,14 +441,14 @@ class FunctionalEnv(Env):
     ) -> Any:
         """Calls a function twice. Raises a TypeError if it is not pure.
 
-        From now on, `_call` clones results that share memory with an argument, with the result of
-        another call, or between their own rows or entries.
+        If the results share memory with an argument, with those of the second call, or among
+        themselves, `_call` clones them from now on.
         """
         owner = f"{type(self.func_env).__name__}.{name}"
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
+        with no_foreign_draws(owner, "Draw from its rng, with torchwrap.random", self.device):
             try:
                 result = self._call(name, key, *arguments)
                 second = self._call(name, key, *arguments)
@@ -477,22 +491,7 @@ class FunctionalEnv(Env):
             ) from error
 
 
-def _stored(state: State) -> State:
-    """Lets a compiled graph compute the next state once, and not in each function of it again."""
-    return {field: materialize(value) for field, value in state.items()}
-
-
-def _columns(info: State, num_envs: int) -> TensorDict:
-    columns: Any = {}
-    for name, value in info.items():
-        columns[name] = value.unsqueeze(-1) if value.dim() == 1 else value
-    return tensordict(columns, num_envs)
-
-
-def _nested(
-    observation: Mapping[str, Any],
-    num_rows: int,
-) -> TensorDict:
+def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     parts = {}
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
@@ -511,7 +510,10 @@ def _storages(tensors: list[Tensor]) -> set[int]:
 
 
 def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Changes if a tensor is replaced or written to in place."""
+    """Changes if a tensor is replaced or written to in place.
+
+    Tensors of inference mode count no writes.
+    """
     return [(id(tensor), tensor.is_inference() or tensor._version) for tensor in tensors]
 
 
@@ -550,11 +552,12 @@ def _check_state(
     if not isinstance(state, Mapping):
         must = "state must be a dict of tensors, as `env.state` is"
         raise TypeError(refusal(owner, must, type(state).__name__))
-    is_complete = partial or len(state) == len(like)
-    if not is_complete or not set(state) <= set(like):
+    unknown = state.keys() - like.keys()
+    missing = like.keys() - state.keys()
+    if unknown or (missing and not partial):
         must = f"state must have the fields {list(like)}"
         raise ValueError(refusal(owner, must, list(state)))
     for field, value in state.items():
-        to = like[field]
+        buffer = like[field]
         what = f"state[{field!r}]"
-        spaces.check_tensor(owner, what, value, to.shape, to.dtype, to.device)
+        spaces.check_tensor(owner, what, value, buffer.shape, buffer.dtype, buffer.device)

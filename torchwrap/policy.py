@@ -112,19 +112,21 @@ class PolicyState(Transform):
 
 
 def keys(signature: Signature) -> list[str]:
-    """The keys of a root, without `observation`."""
-    return [*signature.policy_state, IS_INIT] if signature.policy_state else []
+    """The keys of a root, without infos."""
+    names = list(signature.policy_state)
+    if names:
+        names.append(IS_INIT)
+    return ["observation", *names]
 
 
 def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
-    n = signature.num_envs
-    device = signature.device
     entries = {}
-    for name, row in signature.policy_state.items():
-        entries[name] = row.allocate(None, n, device)
-    if entries:
-        entries[IS_INIT] = torch.ones(n, 1, dtype=torch.bool, device=device)
+    rows = dict(signature.policy_state)
+    if rows:
+        rows[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
+    for name, row in rows.items():
+        entries[name] = row.allocate(None, signature.num_envs, signature.device)
     return entries
 
 
@@ -137,31 +139,21 @@ def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State
     return entries
 
 
-def read(owner: str, signature: Signature, td: TensorDictBase) -> State:
-    """The next state, which the policy has set under `next`. Raises unless it is as declared."""
-    state = {}
+def check(owner: str, signature: Signature, td: TensorDictBase) -> None:
+    """Raises unless the policy has set its next state, under `next`, as declared."""
     for name, row in signature.policy_state.items():
         value = td.get(("next", name), None)
-        if not isinstance(value, Tensor):
+        shape = (signature.num_envs, *row.shape)
+        layout = (value.shape, value.dtype) if isinstance(value, Tensor) else None
+        if layout != (shape, row.dtype):
             raise ValueError(
                 refusal(
                     owner,
-                    f'("next", "{name}") must be the state of the policy as a tensor',
-                    repr(value),
+                    f'("next", "{name}") must be a tensor of shape {shape} and dtype {row.dtype}',
+                    validation.described(value),
                     f'Set `td["next", "{name}"] = ...`, as PolicyState asks for',
                 )
             )
-        shape = (signature.num_envs, *row.shape)
-        if value.shape != shape or value.dtype != row.dtype:
-            raise ValueError(
-                refusal(
-                    owner,
-                    f'("next", "{name}") must have shape {shape} and dtype {row.dtype}',
-                    validation.described(value),
-                )
-            )
-        state[name] = value.detach()
-    return state
 
 
 def following(signature: Signature, state: Any, done: Tensor) -> State:
@@ -171,7 +163,8 @@ def following(signature: Signature, state: Any, done: Tensor) -> State:
     for name, row in signature.policy_state.items():
         value = state[name]
         entries[name] = value.masked_fill(mask.like(value), row.fill)
-    return {**entries, IS_INIT: mask.column}
+    entries[IS_INIT] = mask.column
+    return entries
 
 
 # The action of a policy, and its modules.

@@ -76,9 +76,8 @@ class Key(NamedTuple):
 
     def select(self, rows: Tensor) -> Key:
         """Returns the keys of some envs only, by their row indices (int64, `(n,)`)."""
-        words = [word.index_select(0, rows) for word in self[:5]]
-        low, high, env, episode, draw = words
-        return Key(low, high, env, episode, draw, self.tag)
+        words: Any = [word.index_select(0, rows) for word in self[:5]]
+        return Key(*words, self.tag)  # type: ignore[call-arg]
 
 
 class Stream(BatchedModule):
@@ -186,7 +185,7 @@ def philox(
     """
     arrays = as_arrays(*key, *counter)
     if arrays is not None:
-        return tuple([torch.from_numpy(word) for word in _philox_in_numpy(*arrays)])
+        return tuple(map(torch.from_numpy, _philox_in_numpy(*arrays)))
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(10):
@@ -203,14 +202,12 @@ def philox(
     return c0, c1 & WORD, c2, c3 & WORD
 
 
-def as_arrays(
-    *tensors: Tensor,
-) -> list[NDArray[Any]] | None:
+def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
     """The tensors as NumPy arrays; None if the host cannot read them, or under `torch.vmap`."""
     if not all(map(is_host_readable, tensors)):
         return None
     try:
-        return [tensor.numpy() for tensor in tensors]
+        return list(map(Tensor.numpy, tensors))
     except RuntimeError:  # PyTorch has no public test for `torch.vmap`
         return None
 

@@ -175,9 +175,7 @@ def dtype(space: Space[Any]) -> torch.dtype:
     return TORCH_DTYPES[space.dtype.str]
 
 
-def counts(
-    space: Space[Any],
-) -> tuple[Any, Any]:
+def counts(space: Space[Any]) -> tuple[Any, Any]:
     """The number of values and the smallest value in each component of a discrete leaf.
 
     Returns arrays for `MultiDiscrete`, else ints.
@@ -206,10 +204,7 @@ def zeros(
 ) -> Value:
     """For each env the member nearest to zero, as Gymnasium's `create_zero_array`."""
 
-    def make(
-        path: Path,
-        leaf: Space[Any],
-    ) -> Tensor:
+    def make(path: Path, leaf: Space[Any]) -> Tensor:
         if isinstance(leaf, spaces.Box):
             zero = np.clip(0, leaf.low, leaf.high)
         else:
@@ -220,10 +215,7 @@ def zeros(
     return build(space, make, num_envs)
 
 
-def tensor(
-    array: Any,
-    device: torch.device | str,
-) -> Tensor:
+def tensor(array: Any, device: torch.device | str) -> Tensor:
     """A new NumPy array as a tensor on `device`. On the CPU it shares the array's memory."""
     source = torch.from_numpy(array)
     device = torch.device(device)
@@ -251,10 +243,7 @@ def from_numpy(
     return TensorDict(tensors, batch_size=first.shape[:1])
 
 
-def to_numpy(
-    space: Space[Any],
-    value: Value,
-) -> Any:
+def to_numpy(space: Space[Any], value: Value) -> Any:
     """Copies a value to Gymnasium's batched form, the inverse of `from_numpy`."""
     if isinstance(value, Tensor):
         return value.numpy(force=True).copy()  # type: ignore[call-arg]
@@ -350,10 +339,7 @@ def box(
 # Checks of values.
 
 
-def outside(
-    space: Space[Any],
-    value: Tensor,
-) -> Tensor:
+def outside(space: Space[Any], value: Tensor) -> Tensor:
     """True for each component of a leaf's value that is out of bounds or NaN: bool, same shape."""
     if isinstance(space, spaces.Box):
         low = torch.as_tensor(space.low, device=value.device)
@@ -366,10 +352,7 @@ def outside(
     return (value < low) | (value >= end)
 
 
-def contains(
-    space: Space[Any],
-    value: Value,
-) -> bool:
+def contains(space: Space[Any], value: Value) -> bool:
     """True if every row has the structure, shape, dtype and bounds of the space.
 
     Waits for the device.
@@ -486,7 +469,7 @@ def check_function(
     """
     num_envs = signature.num_envs
     device = signature.device
-    remedy = "draw with torchwrap.random, in a Transform with a stream"
+    remedy = "Draw with torchwrap.random, in a Transform with a stream"
     with no_foreign_draws(f"{owner}'s func", remedy, device):
         try:
             result = func(zeros(takes, num_envs, device))
@@ -596,20 +579,14 @@ class Sampler(nn.Module):
         """Draws from the stream, which advances by one step per leaf of the space."""
         parts = iter(self.parts)
 
-        def make(
-            path: Path,
-            leaf: Space[Any],
-        ) -> Tensor:
+        def make(path: Path, leaf: Space[Any]) -> Tensor:
             stream.next_draw()
             return next(parts)(stream.key())
 
         return build(self.space, make, len(stream.env))
 
 
-def sample(
-    space: Space[Any],
-    stream: random.Stream,
-) -> Value:
+def sample(space: Space[Any], stream: random.Stream) -> Value:
     """Draws with a new `Sampler`, on the device of the stream."""
     return Sampler(space, stream.env.device)(stream)
 

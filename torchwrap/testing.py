@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchwrap import registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.buffers import BatchedModule, EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, leaves
@@ -76,7 +76,7 @@ class ScriptedEnv(Env):
         device: torch.device | str = "cpu",
     ) -> None:
         device = validation.device("ScriptedEnv", device)
-        lengths = episode_lengths
+        lengths: Any = episode_lengths
         if lengths is None:
             lengths = 2**63 - 1
         if not isinstance(lengths, Sequence):
@@ -86,9 +86,7 @@ class ScriptedEnv(Env):
         if not lengths:
             must = "episode_lengths must have at least one length"
             raise ValueError(refusal("ScriptedEnv", must, lengths))
-        if ending not in (*_ENDINGS, "in turn"):
-            must = 'ending must be "terminated", "truncated", "both" or "in turn"'
-            raise ValueError(refusal("ScriptedEnv", must, repr(ending)))
+        validation.choice("ScriptedEnv", "ending", ending, *_ENDINGS, "in turn")
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
@@ -297,7 +295,7 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
 def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
-    with no_foreign_draws("a step", "draw with torchwrap.random, from a stream", env.device):
+    with no_foreign_draws("a step", "Draw with torchwrap.random, from a stream", env.device):
         first = []
         for transition, td in _steps(env, actions):
             first.append((transition.clone(), td.clone()))
@@ -433,8 +431,8 @@ def _reset_transform(
 def _names_of_env_buffers(transform: Transform) -> list[str]:
     names = []
     for prefix, module in transform.named_modules():
-        if isinstance(module, BatchedModule):
-            names += [f"{prefix}.{name}" for name in module._env_buffer_names]
+        for name in getattr(module, "_env_buffer_names", ()):
+            names.append(f"{prefix}.{name}")
     return names
 
 
@@ -536,9 +534,7 @@ def _make_layer(
     return layers(make(**given))[depth]
 
 
-def _layers_of(
-    make: MakeEnv,
-) -> list[tuple[str, MakeEnv]]:
+def _layers_of(make: MakeEnv) -> list[tuple[str, MakeEnv]]:
     """The layers of an env by name, innermost first, and a function that makes each."""
     found: list[tuple[str, MakeEnv]] = []
     with make(num_envs=NUM_ENVS, first_index=0) as env:
@@ -580,10 +576,7 @@ def _run_check(check: Check, make: MakeEnv) -> None:
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*have no samples")  # statistics in eval mode
 
-        def make_open(
-            num_envs: int = NUM_ENVS,
-            first_index: int = 0,
-        ) -> Env:
+        def make_open(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
             return stack.enter_context(make(num_envs=num_envs, first_index=first_index))
 
         check(make_open)

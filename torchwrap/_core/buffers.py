@@ -131,7 +131,7 @@ class BatchedModule(nn.Module):
         # A simulator on the host has its own generators.
         may_draw = is_traced or getattr(self, "host_stepped", False)
         device = None if may_draw else tensor.device
-        remedy = "draw with torchwrap.random, from a stream"
+        remedy = "Draw with torchwrap.random, from a stream"
         with no_foreign_draws(self._hook_name(hook), remedy, device):
             result = call(*args)
         self._check_result(hook, result, tensor.device)

@@ -47,8 +47,7 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
             write(before[name])
             drawn.append(name)
     if drawn:
-        sentence = remedy[:1].upper() + remedy[1:]
-        raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=sentence))
+        raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=remedy))
 
 
 def _content(state: Any) -> list[Any]:

@@ -88,7 +88,7 @@ def is_traced(tensor: Tensor) -> bool:
 
 def is_host_readable(tensor: Tensor) -> bool:
     """True if the host can read this tensor without a device sync: on the CPU, and not traced."""
-    return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
+    return tensor.is_cpu and not is_traced(tensor)
 
 
 def no_zero(tensor: Tensor) -> bool:
@@ -102,9 +102,9 @@ def materialize(tensor: Tensor) -> Tensor:
     Inductor would otherwise compute a division or a root again in each result and each row. A view
     made with `as_strided` forces it to store the value.
     """
-    if is_host_readable(tensor):
-        return tensor
-    return tensor.as_strided(tensor.shape, tensor.stride())
+    if is_traced(tensor):
+        return tensor.as_strided(tensor.shape, tensor.stride())
+    return tensor
 
 
 class RowMask:
@@ -177,8 +177,7 @@ class RowMask:
         """Rows of `first` if set, else of `second`, as a new value."""
         others: Any = second
         if isinstance(first, Tensor):
-            chosen: Any = torch.where(self.like(first), first, others)
-            return chosen
+            return torch.where(self.like(first), first, others)  # type: ignore[return-value]
         values: dict[Any, Any] = {}
         for key in first.keys():
             values[key] = self.where(first[key], others[key])  # type: ignore[type-var]
@@ -197,18 +196,16 @@ class RowMask:
 
     @property
     def gathered(self) -> Tensor | None:
-        """Which rows of `gather` are set: bool, `(num_envs,)`; None if every one of them is."""
-        if self.indices is None:
-            return self.tensor
-        return None
+        """True for the rows of `gather` that are set: bool, `(num_envs,)`. None if all are."""
+        return self.tensor if self.indices is None else None
 
     def spread(self, rows: Rows) -> Rows:
         """The rows of `gather` as a value for all envs. The other rows are 0 or unspecified."""
         if self.indices is None:
             return rows
         if not isinstance(rows, Tensor):
-            values: Any = {key: self.spread(rows[key]) for key in rows.keys()}
-            return tensordict(values, self.num_rows)  # type: ignore[return-value]
+            parts: Any = {key: self.spread(rows[key]) for key in rows.keys()}
+            return tensordict(parts, self.num_rows)  # type: ignore[return-value]
         shape = (self.num_rows, *rows.shape[1:])
         spread = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
         return spread.index_copy_(0, self.indices, rows)  # type: ignore[return-value]

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import math
-import numbers
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchwrap._core.errors import refusal
 
 
-def _real(value: Any) -> Any:
-    """A real number of Python, NumPy or PyTorch as Python's. None for anything else."""
-    is_scalar = getattr(value, "ndim", None) == 0
-    if is_scalar and getattr(value.dtype, "kind", None) not in ("m", "M"):  # no durations or dates
-        value = value.item()
-    if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):
-        return None
-    return value
+def _plain(value: Any) -> Any:
+    """Turns a scalar of NumPy or PyTorch into Python's."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """The repr of a value; a scalar of NumPy as Python's, because its repr differs by version."""
-    if isinstance(value, np.number | np.bool_):
-        return str(value)
-    if isinstance(value, np.character):
-        value = value.item()
-    return repr(value)
+    """The repr of a value. That of NumPy's scalars differs by version, so Python's is taken."""
+    return repr(_plain(value))
 
 
 def described(value: object) -> str:
@@ -47,17 +40,15 @@ def integer(
     at_most: int = 2**63 - 1,
 ) -> int:
     """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most]."""
-    real = _real(value)
+    number = _plain(value)
     bound = f"at least {at_least}"
-    kind: type[Exception] = ValueError
-    if isinstance(real, int):
-        if at_least <= real <= at_most:
-            return real
-        if real > at_most:
-            bound = f"at most {at_most}"
-    elif not isinstance(value, bool):
-        kind = TypeError
-    raise kind(refusal(owner, f"{name} must be an integer of {bound}", shown(value)))
+    if not isinstance(number, int):
+        raise TypeError(refusal(owner, f"{name} must be an integer of {bound}", shown(value)))
+    if _is_number(number) and at_least <= number <= at_most:
+        return number
+    if number > at_most:
+        bound = f"at most {at_most}"
+    raise ValueError(refusal(owner, f"{name} must be an integer of {bound}", number))
 
 
 def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
@@ -88,9 +79,8 @@ def names(owner: str, name: str, value: Any) -> list[str]:
     is_named = all(isinstance(part, str) and part for part in parts)
     if is_named and len(set(parts)) == len(parts):
         return list(value)
-    raise TypeError(
-        refusal(owner, f"{name} must be a list of different, non-empty strings", repr(value))
-    )
+    must = f"{name} must be a list of different, non-empty strings"
+    raise TypeError(refusal(owner, must, repr(value)))
 
 
 def probability(owner: str, name: str, value: Any) -> float:
@@ -119,24 +109,24 @@ def number(
         is_bounded = (low, high) != (-math.inf, math.inf)
         needed = f"in [{low:g}, {high:g}]" if is_bounded else "a number"
     text = refusal(owner, f"{name} must be {needed}", shown(value))
-    real = _real(value)
-    if real is None:
+    number = _plain(value)
+    if not _is_number(number):
         raise TypeError(text)
-    if not isinstance(real, int) or abs(real) >= 2**63:
+    if abs(number) >= 2**63:
         try:
-            real = float(real)
+            number = float(number)
         except OverflowError:
-            real = math.nan
-    if not low <= real <= high:
+            number = math.nan
+    if not low <= number <= high:
         raise ValueError(text)
-    return real
+    return number  # type: ignore[no-any-return]
 
 
 def fill(owner: str, value: Any, dtype: Any) -> Any:
     """A number of Python, NumPy or PyTorch as Python's, if a tensor of this dtype holds it."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(refusal(owner, "dtype must be a torch.dtype", shown(dtype)))
-    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    number = _plain(value)
     try:
         stored = torch.full((), number, dtype=dtype, device="cpu").item()
     except (TypeError, RuntimeError):
@@ -144,7 +134,7 @@ def fill(owner: str, value: Any, dtype: Any) -> Any:
     rounds = dtype.is_floating_point or dtype.is_complex
     if stored is None or (stored != number and not (rounds and abs(stored) != math.inf)):
         text = refusal(owner, f"fill must be a number that {dtype} can represent", shown(value))
-        raise TypeError(text) if _real(value) is None else ValueError(text)
+        raise ValueError(text) if _is_number(number) else TypeError(text)
     return number
 
 
