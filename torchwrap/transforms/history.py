@@ -170,7 +170,11 @@ class FrameStackObservation(_History):
         return signature.replace(single_observation_space=above)
 
     def _concatenate(self, leaf: Space[Any]) -> Box:
-        box = spaces.box("FrameStackObservation with an axis", "observation", leaf)
+        owner = "FrameStackObservation"
+        box = spaces.box(owner, "observation", leaf)
+        if not box.shape:
+            must = "axis must be None for an observation without dimensions"
+            raise ValueError(refusal(owner, must, self.axis))
         low = np.concatenate([box.low] * self.stack_size, self.axis)
         high = np.concatenate([box.high] * self.stack_size, self.axis)
         return Box(low, high, dtype=box.dtype.type)
