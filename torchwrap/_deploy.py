@@ -137,7 +137,7 @@ class DeployedPolicy(nn.Module):
         without: Names,
     ) -> None:
         super().__init__()
-        kept, spaces_below = _kept(env, without)
+        kept, spaces_below = _deployable(env, without)
         self._signature = env.signature
         self._observations = observations
         self._space = spaces_below["observation"]
@@ -491,7 +491,7 @@ def _plain(space: Space[Any], value: Value) -> Tree:
     return tree
 
 
-def _kept(
+def _deployable(
     env: Env,
     without: Names,
 ) -> tuple[list[Transform], dict[str, Space[Any]]]:

@@ -33,7 +33,6 @@ __all__ = [
     "Signature",
     "Value",
     "apply",
-    "at",
     "bound",
     "box",
     "build",
@@ -46,6 +45,7 @@ __all__ = [
     "counts",
     "dict_like",
     "dtype",
+    "entry",
     "flatten",
     "from_numpy",
     "infos",
@@ -152,7 +152,7 @@ def build(
     return TensorDict(values, batch_size=[num_envs])
 
 
-def at(value: Any, path: Path) -> Any:
+def entry(value: Any, path: Path) -> Any:
     """The entry of a nested value at the path of a leaf: of a TensorDict, a dict or a tuple."""
     for key in path:
         index: Any = int(key) if isinstance(value, tuple | list) else key
@@ -238,7 +238,7 @@ def from_numpy(
         return tensor(np.array(value, space.dtype, order="C"), device)
     tensors = {}
     for key, child in subspaces.items():
-        tensors[key] = from_numpy(child, at(value, (key,)), device)
+        tensors[key] = from_numpy(child, entry(value, (key,)), device)
     first = next(iter(tensors.values()))
     return TensorDict(tensors, batch_size=first.shape[:1])
 
@@ -273,7 +273,7 @@ def flatten(
     if not isinstance(value, Tensor):
         parts = []
         for path, leaf in leaves(space):
-            parts.append(flatten(leaf, at(value, path), to))
+            parts.append(flatten(leaf, entry(value, path), to))
         return torch.cat(parts, -1)
     num_batch_dims = value.dim() - len(space.shape or ())
     columns = value.reshape(*value.shape[:num_batch_dims], -1)

@@ -523,7 +523,7 @@ def test_spec_draws_members_of_its_space_and_holds_them(space):
     assert spec.is_in(tw.spaces.sample(space, stream))
     for path, leaf in tw.spaces.leaves(space):
         if isinstance(leaf, S.Discrete):
-            assert len(tw.spaces.at(drawn, path).unique()) == leaf.n
+            assert len(tw.spaces.entry(drawn, path).unique()) == leaf.n
 
 
 # The recipe for envs of TorchRL.

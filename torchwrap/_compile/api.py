@@ -154,7 +154,7 @@ def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -
         if discrete and collector.policy is not None and not captures(env.device):
             outside = []
             for path, leaf in discrete:
-                action = spaces.at(transition["action"], path)
+                action = spaces.entry(transition["action"], path)
                 outside.append(spaces.outside(leaf, action).any())
             stored[OUTSIDE] = torch.stack(outside).any()
         return stored, following

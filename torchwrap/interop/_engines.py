@@ -570,7 +570,7 @@ def _check_leaf(
     part = observation
     fits = False
     with contextlib.suppress(LookupError, TypeError, ValueError):
-        part = spaces.at(observation, path)
+        part = spaces.entry(observation, path)
         array = np.asarray(part)
         fits = array.shape == leaf.shape
         fits &= np.can_cast(array.dtype, leaf.dtype, "same_kind")

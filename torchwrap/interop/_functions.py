@@ -48,7 +48,7 @@ class FunctionsEnv(_checks.SimulatorEnv):
     def _check_observation(self, function: str, observation: Any, num_rows: int) -> None:
         for path, leaf in spaces.leaves(self.single_observation_space):
             try:
-                value = spaces.at(observation, path)
+                value = spaces.entry(observation, path)
             except (LookupError, TypeError, ValueError):
                 value = None
             shape = (num_rows, *(leaf.shape or ()))

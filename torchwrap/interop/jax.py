@@ -231,7 +231,7 @@ class JaxEnv(FunctionsEnv):
         # A copy, because it can become a part of the state, in the same memory.
         arrays = _tree(
             self.single_action_space,
-            lambda path, _: _to_jax(spaces.at(action, path).clone()),
+            lambda path, _: _to_jax(spaces.entry(action, path).clone()),
         )
         results = jax.block_until_ready(self._jax_step(self.state, arrays))
         self.state, observation, numbers, info = results
@@ -264,7 +264,7 @@ class JaxEnv(FunctionsEnv):
 
     def _observation(self, arrays: Any, num_rows: int) -> spaces.Value:
         def make(path: spaces.Path, leaf: Space[Any]) -> Tensor:
-            array = from_dlpack(spaces.at(arrays, path))
+            array = from_dlpack(spaces.entry(arrays, path))
             # A copy, because JAX gives an observation in the state the memory of the state.
             return array.to(spaces.dtype(leaf), copy=True)
 
@@ -292,7 +292,7 @@ class JaxEnv(FunctionsEnv):
     def _cast(self, observation: Any) -> Any:
         return _tree(
             self.single_observation_space,
-            lambda path, leaf: spaces.at(observation, path).astype(_dtype(leaf)),
+            lambda path, leaf: spaces.entry(observation, path).astype(_dtype(leaf)),
         )
 
     # Checks of shapes and dtypes.

@@ -211,7 +211,7 @@ class TensorEnv(FunctionsEnv):
             self._unchecked.remove(function)
         return spaces.build(
             self.single_observation_space,
-            lambda path, leaf: spaces.at(value, path).to(
+            lambda path, leaf: spaces.entry(value, path).to(
                 self.device, spaces.dtype(leaf), copy=copy
             ),
             self.num_envs,

@@ -135,7 +135,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _to_tensors(self, actions: Any) -> spaces.Value:
         for path, space in spaces.leaves(self.single_action_space):
             try:
-                part = spaces.at(actions, path)
+                part = spaces.entry(actions, path)
                 dtype = np.asarray(part).dtype
             except (IndexError, KeyError, TypeError, ValueError):
                 must = f"actions must be in {self.action_space}"

@@ -61,7 +61,7 @@ def _check(
     mask: RowMask | None = None,
 ) -> None:
     for path, leaf in spaces.leaves(space):
-        part = spaces.at(value, path)
+        part = spaces.entry(value, path)
         is_wrong = spaces.outside(leaf, part) | ~part.isfinite()
         if mask is not None:
             is_wrong &= mask.like(is_wrong)

@@ -107,7 +107,7 @@ class _History(Transform):
         for path, leaf in spaces.leaves(space):
             padding = spaces.zeros(leaf, 1, signature.device)[0]
             if is_member:
-                entry = np.asarray(spaces.at(member, path), leaf.dtype)
+                entry = np.asarray(spaces.entry(member, path), leaf.dtype)
                 padding = torch.tensor(entry, device=signature.device)
             self.frames_of[path] = _Frames(padding, size, signature.num_envs, repeats_initial)
         self.histories = nn.ModuleList(self.frames_of.values())  # registers their buffers

@@ -319,7 +319,7 @@ class FilterObservation(ObservationTransform):
     def observation(self, observation: Value) -> Value:
         parts = {}
         for key, source in self.source_of.items():
-            parts[key] = spaces.at(observation, (source,))
+            parts[key] = spaces.entry(observation, (source,))
         return TensorDict(parts, batch_size=observation.batch_size)  # type: ignore[union-attr]
 
 

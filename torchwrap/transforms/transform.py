@@ -289,7 +289,7 @@ class Compose(Transform):
                     remedy = "Write `*transforms`"
                 elif isinstance(part, type):
                     got = f"the class {part.__name__}"
-                    remedy = f"Pass an instance, such as `{part.__name__}()`"
+                    remedy = f"Pass an instance of {part.__name__}"
                 must = f"transforms[{position}] must be a Transform"
                 raise TypeError(refusal("Compose", must, got, remedy))
         names = list(transforms) if isinstance(transforms, Mapping) else _numbered(parts)
