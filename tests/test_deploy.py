@@ -150,7 +150,7 @@ def catalogued(name):
 
 
 @full
-@pytest.mark.parametrize("name", CATALOGUE.keys() - DRAWS)
+@pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - DRAWS))
 def test_deployed_transform_acts_as_in_evaluate(name):
     env, policy = catalogued(name)
     module = tw.deploy(env, policy)
