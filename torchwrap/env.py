@@ -736,7 +736,7 @@ class Env(BatchedModule):
         keys: set[str] = set()
         if "next" in td.keys():
             keys.update(td["next"].keys())
-        if not keys <= signature.policy_state.keys():
+        if not keys.issubset(signature.policy_state):
             raise ValueError(
                 refusal(
                     f"{owner}.step",
