@@ -134,6 +134,7 @@ class Env(BatchedModule):
         self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
         self._compiled: CompiledStep | None = None
+        self._batched_spaces: dict[str, Space[Any]] = {}
         self._status = _Status()
         self.allocate(num_envs, device)
 
@@ -507,11 +508,17 @@ class Env(BatchedModule):
 
     @property
     def observation_space(self) -> Space[Any]:
-        return batch_space(self.single_observation_space, self.num_envs)
+        return self._batched_space("single_observation_space")
 
     @property
     def action_space(self) -> Space[Any]:
-        return batch_space(self.single_action_space, self.num_envs)
+        return self._batched_space("single_action_space")
+
+    def _batched_space(self, name: str) -> Space[Any]:
+        # Kept, because it has a generator. Made when asked for: bounds of images are large.
+        if name not in self._batched_spaces:
+            self._batched_spaces[name] = batch_space(getattr(self, name), self.num_envs)
+        return self._batched_spaces[name]
 
     @property
     def device(self) -> torch.device:
