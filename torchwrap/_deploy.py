@@ -584,7 +584,8 @@ def _frozen(kept: Sequence[Transform], observations: Sequence[str], without: Nam
                     compose.add_module(name, _deployed(part) or Transform())
     for module in transforms.modules():
         if isinstance(module, Transform):
-            module._checked = frozenset(("action", "step", "reset"))  # in the env
+            # In the env. A batch may have any size here.
+            module._checked = dict.fromkeys(("action", "step", "reset"))
         if any(isinstance(child, Stream) for child in module.children()):
             raise _unusable(module, "it draws random numbers")
     return transforms.eval()

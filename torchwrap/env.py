@@ -79,8 +79,9 @@ class Env(BatchedModule):
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
     and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
-    `reset` cannot be overridden. The first results of the hooks are checked layer by layer; a draw
-    from a global random generator is an error. Hooks get a copy of the action.
+    `reset` cannot be overridden. Results of the hooks are checked layer by layer, their shapes and
+    dtypes in every step; a draw from a global random generator in the first one is an error. Hooks
+    get a copy of the action.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
