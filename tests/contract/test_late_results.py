@@ -105,7 +105,7 @@ def test_reset_that_returns_only_its_rows_is_refused_by_name(reset_by):
         return observation, reward, torch.tensor([True, False]), truncated, info
 
     env = from_functions(reset, step, 2, UNIT, UNIT, reset_by=reset_by)
-    with pytest.raises(ValueError, match="^from_functions: reset must return observation"):
+    with pytest.raises(ValueError, match=r"^from_functions: reset must return observation"):
         steps(env, 1)
 
 
@@ -140,7 +140,7 @@ def test_late_clock_of_another_shape_is_refused(late):
         return late if len(calls) > 2 else clock
 
     env = simulator(0, values()[0], clock=read, max_episode_steps=9)
-    with pytest.raises(REFUSED, match="^from_functions: clock"):
+    with pytest.raises(REFUSED, match=r"^from_functions: clock"):
         steps(env, 5)
 
 

@@ -67,8 +67,8 @@ class FunctionsEnv(_checks.SimulatorEnv):
                 must = f"info_keys must be among {sorted(info)}"
                 raise ValueError(refusal(self._owner, must, repr(name)))
             self._check_column("step", name, info[name])
-        reward_and_flags = zip(_checks.STEP[1:-1], result[-4:-1], strict=True)
-        for name, value in reward_and_flags:
+        columns = result[-4:-1]
+        for name, value in zip(_checks.STEP[1:-1], columns, strict=True):
             self._check_column("step", name, value)
 
     def _check_column(self, function: str, name: str, value: Any) -> None:
