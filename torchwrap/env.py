@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -108,6 +108,9 @@ class Env(BatchedModule):
 
     host_stepped = False
     """True if a simulator outside of PyTorch steps this env. Only its transforms are compiled."""
+
+    info_spaces: Mapping[str, Space[Any]] = {}
+    """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
