@@ -440,6 +440,30 @@ class Env(BatchedModule):
                 names.update(f"{prefix}.{name}".lstrip(".") for name in state)
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was.
+
+        The `params` of another number of envs load if all of these have the same values. Otherwise
+        they raise a ValueError, or stay as they are if not `strict`.
+        """
+        if isinstance(state_dict, Mapping):
+            state_dict = dict(state_dict)
+            for name, buffer in self._state_buffers(per_env=True).items():
+                value = state_dict.get(name, buffer)
+                if len(value) == len(buffer):
+                    continue
+                if (value == value[:1]).all():
+                    state_dict[name] = value[:1].expand(len(buffer), *value.shape[1:]).clone()
+                elif strict:
+                    must = f"{name} must have {len(buffer)} rows, because they differ"
+                    remedy = "With strict=False it stays as it is"
+                    raise ValueError(refusal(self._name(), must, len(value), remedy))
+                else:
+                    del state_dict[name]
+        return super().load_state_dict(state_dict, strict, assign)
+
     @property
     def elapsed_steps(self) -> Tensor:
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
