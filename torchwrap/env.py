@@ -17,7 +17,7 @@ from torchwrap import policy, spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule, EpisodeClock
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask, leaves, tensordict
 from torchwrap.policy import State
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
@@ -451,11 +451,14 @@ class Env(BatchedModule):
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
             for name, buffer in self._state_buffers(per_env=True).items():
-                value = state_dict.get(name, buffer)
+                value = state_dict.get(name)
+                if not isinstance(value, Tensor) or value.dim() != buffer.dim():
+                    continue
                 if len(value) == len(buffer):
                     continue
                 if (value == value[:1]).all():
-                    state_dict[name] = value[:1].expand(len(buffer), *value.shape[1:]).clone()
+                    shape = (len(buffer), *value.shape[1:])
+                    state_dict[name] = value[:1].expand(shape).clone()
                 elif strict:
                     must = f"{name} must have {len(buffer)} rows, because they differ"
                     remedy = "With strict=False it stays as it is"
@@ -502,9 +505,12 @@ class Env(BatchedModule):
                     validation.described(steps),
                 )
             )
-        if bool((steps < 0).any()):
+        limit = self.signature.max_episode_steps or 2**63 - 1
+        lowest, highest = steps.aminmax()
+        if lowest < 0 or highest >= limit:
+            got = f"values from {lowest} to {highest}"
             raise ValueError(
-                refusal(self._name(), "elapsed_steps must be at least 0", int(steps.min()))
+                refusal(self._name(), f"elapsed_steps must be in [0, {limit - 1}]", got)
             )
         self._write_clock(steps.to(self.device))
 
@@ -794,8 +800,9 @@ class Env(BatchedModule):
         """Returns a snapshot as a TensorDict. Raises unless its env was like this one."""
         owner = f"{self._name()}.restore"
         try:
+            leaves(snapshot)  # TensorDict would make tensors of lists, which may be very large
             given = TensorDict(dict(snapshot), [])
-        except (TypeError, ValueError, RuntimeError):
+        except (AttributeError, TypeError, ValueError, RuntimeError):
             raise TypeError(
                 refusal(owner, "snapshot must be the result of snapshot()", type(snapshot).__name__)
             ) from None

@@ -132,7 +132,12 @@ class RecordEpisodeStatistics(Transform):
         names = [name for name, _ in self._sources.values()]
         values = spaces.infos("RecordEpisodeStatistics", td, names)
         for index, (name, (_, kind)) in enumerate(self._sources.items()):
-            value = values[index].double()
+            value = values[index]
+            if not isinstance(value, Tensor) or value.shape != length.shape:
+                must = f"the info of metric {name!r} must be a tensor {tuple(length.shape)}"
+                got = validation.described(value)
+                raise ValueError(refusal("RecordEpisodeStatistics", must, got))
+            value = value.double()
             result = self.running_metrics[:, index : index + 1]
             reduced = _REDUCTIONS[kind](result, value, length)
             result.copy_(torch.where(length == 1, value, reduced))
