@@ -35,6 +35,12 @@ Step = Callable[[Value, State], tuple[TensorDict, Root]]
 NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
 
 
+def old_time(owner: str, hidden_by: str) -> str:
+    """The message for `elapsed_steps` that a root could not show."""
+    fault = f"elapsed_steps cannot be assigned, because {hidden_by} keeps the old time in the root"
+    return refusal(owner, fault, remedy=f"Put {hidden_by} below the layer that shows the time")
+
+
 class CompiledStep(Protocol):
     """The graphs of an env's step, which `torchwrap.compile` makes."""
 
@@ -472,8 +478,9 @@ class Env(BatchedModule):
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
         Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
-        that episodes can be truncated at different times from the start. A RuntimeError says that
-        no layer has a clock, because a simulator counts the steps.
+        that episodes can be truncated at different times from the start. The root's observation
+        then shows the new time; a RuntimeError says that it cannot, because another layer is above
+        the layer that shows it, or that no layer has a clock, because a simulator counts the steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -512,7 +519,19 @@ class Env(BatchedModule):
             raise ValueError(
                 refusal(self._name(), f"elapsed_steps must be in [0, {limit - 1}]", got)
             )
-        self._write_clock(steps.to(self.device))
+        steps = steps.to(self.device)
+        root = self._status.root
+        if root is not None:
+            root["observation"] = self._retimed(root["observation"], steps, "")
+        self._write_clock(steps)
+
+    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
+        """The root's observation at other elapsed steps.
+
+        `hidden_by` names a layer above that changes observations. A RuntimeError says that this
+        layer shows the time below it.
+        """
+        return observation
 
     def _clocks(self) -> list[Tensor]:
         """The tensors in which this layer counts the steps."""
