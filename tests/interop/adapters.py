@@ -2,7 +2,27 @@
 
 import torch
 
+import torchwrap as tw
+from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
+
+DIVERGED = {"NaN": torch.nan, "infinite": torch.inf}
+
+
+class Diverge(T.Transform):
+    """A simulator that blows up where an episode terminates: its final observation is a value."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def step(self, td):
+        observation = torch.where(td["terminated"], self.value, td["observation"])
+        return td.set("observation", observation)
+
+
+def diverging(value, *args, **kwargs):
+    return tw.TransformedEnv(ScriptedEnv(*args, **kwargs), Diverge(value))
 
 
 def staggered():

@@ -6,7 +6,7 @@ pytest.importorskip("rsl_rl")
 
 import numpy as np
 import torch
-from adapters import staggered, staggered_steps
+from adapters import DIVERGED, diverging, staggered, staggered_steps
 from gymnasium.spaces import Box, Dict, Discrete
 from helpers import AOT, Held, RewardTerms
 from rsl_rl.runners import OnPolicyRunner
@@ -294,6 +294,17 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm):
     storage = alg.storage
     assert storage.observations["policy"].flatten().tolist() == [0, 1] * 3
     assert storage.dones.flatten().tolist() == [0, 1] * 3
+    assert storage.rewards.flatten().tolist() == rewards
+    assert storage.returns.flatten().tolist() == returns
+
+
+@pytest.mark.parametrize("value", DIVERGED.values(), ids=DIVERGED)
+def test_final_observation_that_diverged_changes_no_target_of_a_terminated_episode(
+    monkeypatch, value
+):
+    rewards, returns = TARGETS[OURS]
+    env = diverging(value, 1, (1,), 2)
+    storage = collect(monkeypatch, OURS, env, 6, gamma=0.5, lam=1.0).storage
     assert storage.rewards.flatten().tolist() == rewards
     assert storage.returns.flatten().tolist() == returns
 

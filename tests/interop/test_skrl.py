@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import skrl
 import torch
+from adapters import DIVERGED, diverging
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -358,6 +359,25 @@ def test_ppo_does_not_bootstrap_terminated_episodes(ending):
     rewards, _ = bootstrapped(ending)
     assert rewards[:, 0].tolist() == [1, 2, 1, 2]
     assert torch.equal(rewards[:, 1], rewards[:, 0])
+
+
+def test_ppo_ignores_a_final_observation_that_diverged_where_the_episode_terminated():
+    # Env 0 terminates where env 1 is truncated, and PPO takes the values of both.
+    env = to_skrl(diverging(torch.nan, 2, (1,), 2))
+    agent = make_agent(PPO, env, 2, rollouts=NEVER, time_limit_bootstrap=True)
+    train(env, true_successors(agent), 2)
+    rewards = agent.memory.get_tensor_by_name("rewards")[..., 0]
+    assert rewards[:, 0].tolist() == [1, 2]
+    assert rewards[1].isfinite().all()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("value", DIVERGED.values(), ids=DIVERGED)
+def test_memory_holds_the_last_observation_for_a_final_one_that_diverged(value, num_envs):
+    env = to_skrl(diverging(value, num_envs, (1,), 2))
+    data = stored(env, 2, true_successors)
+    expected = torch.tensor([[1, 1001, 2001], [1, 1002, 2001]])  # env 1 is truncated
+    assert data["next_observations"].tolist() == expected[:, :num_envs].tolist()
 
 
 def test_true_successors_replaces_once():

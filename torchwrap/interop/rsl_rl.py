@@ -169,8 +169,10 @@ class PPO(algorithms.PPO):
             values = self.critic(extras["final_obs"].to(self.device))
             self.critic.reset(hidden_state=hidden_state)
             extras = dict(extras)
-            time_outs = extras.pop("time_outs").to(self.device)
-            rewards = rewards + self.gamma * values.detach().squeeze(-1) * time_outs
+            time_outs = extras.pop("time_outs").to(self.device, torch.bool)
+            bootstrap = self.gamma * values.detach().squeeze(-1)
+            # Other rows may have ended because the simulation diverged: their values can be NaN.
+            rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
     @staticmethod

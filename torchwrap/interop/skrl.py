@@ -65,7 +65,9 @@ def true_successors(agent: AnyAgent) -> AnyAgent:
 
     skrl's trainers record the observation that they act on next as the next observation: where an
     episode ended, the initial one of another episode. An episode that is both terminated and
-    truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set.
+    truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set. skrl multiplies
+    values at terminations by zero: a final observation with a NaN or an infinite number is replaced
+    by the observation acted in there.
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.
@@ -82,6 +84,7 @@ def true_successors(agent: AnyAgent) -> AnyAgent:
 def _record(
     record: Callable[..., None],
     *,
+    observations: Tensor,
     next_observations: Tensor,
     terminated: Tensor,
     truncated: Tensor,
@@ -107,7 +110,10 @@ def _record(
                 "Use one agent for all envs",
             )
         )
+    is_finite = finals.isfinite().all(-1, keepdim=True)
+    finals = torch.where(terminated & ~is_finite, observations, finals)
     record(
+        observations=observations,
         next_observations=finals,
         terminated=terminated,
         truncated=truncated & ~terminated,
