@@ -195,7 +195,7 @@ def train_skrl(seed: int) -> Trained:
     }
     memory = RandomMemory(memory_size=NUM_STEPS, num_envs=NUM_ENVS, device=skrl_env.device)
     models = {"policy": Policy(**spaces), "value": Value(**spaces)}
-    agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces))
+    agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces), skrl_env)
     trainer_cfg = SequentialTrainerCfg(
         timesteps=NUM_STEPS * NUM_UPDATES,
         headless=True,

@@ -43,3 +43,23 @@ def staggered_steps(num_steps=40):
         time_outs = flags[:, 1] & ~flags[:, 0]
         yield transition["action"], successor, td, time_outs
     assert len(causes) == 4
+
+
+def normalized(num_envs, first_index=0):
+    base = ScriptedEnv(num_envs, (3,), (5, 2), first_index=first_index)
+    return tw.TransformedEnv(base, T.NormalizeObservation())
+
+
+def moments(env):
+    """Count, mean and variance of an env's `NormalizeObservation`."""
+    statistics = env.transforms[0].statistics
+    return [statistics.count.tolist(), statistics.mean.tolist(), statistics.var.tolist()]
+
+
+def moments_after(num_envs, num_steps):
+    """The oracle of statistics on several ranks: one process that steps all their envs."""
+    env = normalized(num_envs)
+    env.reset(seed=0)
+    for _ in range(num_steps):
+        env.step(torch.zeros(num_envs, 6))
+    return moments(env)

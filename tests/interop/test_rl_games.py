@@ -3,6 +3,7 @@
 import copy
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +11,10 @@ pytest.importorskip("rl_games")
 
 import numpy as np
 import torch
-from adapters import staggered, staggered_steps
+from adapters import moments, moments_after, normalized, staggered, staggered_steps
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from helpers import RewardTerms
+from processes import Processes
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
 
@@ -306,12 +308,40 @@ def test_runner_saves_the_statistics_of_the_env_and_restores_them(make_runner, t
     player.restore(checkpoint(tmp_path))
     agent = make_agent(runner)
     agent.restore(checkpoint(tmp_path))
-    agent.vec_env.set_env_state(None)  # as from the checkpoint of another kind of env
     for env in (player.env.env, agent.vec_env.env):
         assert env is not made[0]
         for name, value in learned.items():
             assert value.any(), name
             assert (env.state_dict()[name] == value).all(), name
+
+
+def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning():
+    with pytest.warns(UserWarning, match="env_state"):
+        to_rl_games(normalized(2)).set_env_state(None)
+    to_rl_games(ScriptedEnv(2)).set_env_state(None)
+
+
+def moments_of_a_rank(rank, group):
+    env = normalized(3, first_index=3 * rank)
+    venv = to_rl_games(env, seed=0)
+    agent = SimpleNamespace(multi_gpu=True)  # its `train_epoch` begins with this call
+    venv.set_train_info(0, agent)
+    venv.reset()
+    for _ in range(16):
+        venv.step(torch.zeros(3, 6))
+    venv.set_train_info(48, agent)
+    return moments(env)
+
+
+def test_two_ranks_share_the_statistics_of_all_their_envs():
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("use_vecenv", "num_envs"), [(True, 4), (False, 1)])

@@ -6,10 +6,19 @@ pytest.importorskip("rsl_rl")
 
 import numpy as np
 import torch
-from adapters import DIVERGED, diverging, staggered, staggered_steps
+from adapters import (
+    DIVERGED,
+    diverging,
+    moments,
+    moments_after,
+    normalized,
+    staggered,
+    staggered_steps,
+)
 from gymnasium.spaces import Box, Dict, Discrete
 from helpers import AOT, Held, RewardTerms
-from rsl_rl.runners import OnPolicyRunner
+from processes import Processes
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -19,10 +28,13 @@ from torchwrap.testing import ScriptedEnv
 
 THEIRS = "PPO"
 OURS = "torchwrap.interop.rsl_rl:PPO"
+DISTILLATION = "torchwrap.interop.rsl_rl:Distillation"
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 
 
-def make_runner(env, algorithm=OURS, steps=8, critic=None, log_dir=None, **settings):
+def make_runner(
+    env, algorithm=OURS, steps=8, critic=None, log_dir=None, runner=OnPolicyRunner, **settings
+):
     """A runner of an env with groups "policy", or "actor" and "critic"."""
     adapter = to_rsl_rl(env) if isinstance(env, tw.Env) else env
     groups = list(adapter.get_observations().keys())
@@ -35,12 +47,23 @@ def make_runner(env, algorithm=OURS, steps=8, critic=None, log_dir=None, **setti
     cfg = {
         "num_steps_per_env": steps,
         "save_interval": 1000,
-        "obs_groups": {"actor": [groups[0]], "critic": [groups[-1]]},
-        "actor": {**network, "distribution_cfg": gaussian},
-        "critic": {**network, **(critic or {})},
         "algorithm": {"class_name": algorithm, **settings},
+        "obs_groups": {},
     }
-    return OnPolicyRunner(adapter, cfg, log_dir=log_dir)
+    names = (
+        ("student", "teacher") if issubclass(runner, DistillationRunner) else ("actor", "critic")
+    )
+    for name, group in zip(names, (groups[0], groups[-1]), strict=True):
+        cfg[name] = dict(network)
+        cfg["obs_groups"][name] = [group]
+        if name != "critic":
+            cfg[name]["distribution_cfg"] = gaussian
+    cfg.get("critic", {}).update(critic or {})
+    return runner(adapter, cfg, log_dir=log_dir)
+
+
+def make_distillation(env, algorithm=DISTILLATION):
+    return make_runner(env, algorithm, runner=DistillationRunner, gradient_length=8)
 
 
 def make_pendulum(num_envs=4, *transforms, **kwargs):
@@ -235,6 +258,100 @@ def test_runner_saves_the_statistics_of_the_env_and_loads_them(
     for name, value in env.state_dict().items():
         assert (loaded.state_dict()[name] == value).all(), name
         assert (unloaded.state_dict()[name] != value).any(), name
+
+
+def test_student_and_teacher_see_the_statistics_of_the_teachers_checkpoint(tmp_path):
+    env = make_learned()
+    runner = make_runner(env)
+    runner.learn(1)
+    runner.save(tmp_path / "teacher.pt")
+    distilled, resumed = (make_learned(2) for _ in range(2))
+    make_distillation(distilled).load(tmp_path / "teacher.pt")
+    torch.testing.assert_close(dict(distilled.state_dict()), dict(env.state_dict()), rtol=0, atol=0)
+    student = make_distillation(distilled)
+    student.load(tmp_path / "teacher.pt")
+    student.learn(1)
+    student.save(tmp_path / "student.pt")
+    make_distillation(resumed).load(tmp_path / "student.pt")
+    torch.testing.assert_close(
+        dict(resumed.state_dict()), dict(distilled.state_dict()), rtol=0, atol=0
+    )
+
+
+def test_checkpoint_without_the_statistics_of_the_env_is_loaded_with_a_warning(tmp_path):
+    make_runner(make_learned(), THEIRS).save(tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match="env_state_dict"):
+        make_runner(make_learned()).load(tmp_path / "model.pt")
+    make_runner(make_learned()).load(tmp_path / "model.pt", {"actor": True, "env": False})
+    make_runner(make_pendulum()).load(tmp_path / "model.pt")
+
+
+def test_first_step_in_eval_mode_without_statistics_warns(tmp_path):
+    # rsl_rl's own PPO does not load what ours has saved.
+    make_runner(make_learned()).save(tmp_path / "model.pt")
+    env = make_learned()
+    runner = make_runner(env, THEIRS)
+    runner.load(tmp_path / "model.pt")
+    env.eval()
+    with pytest.warns(UserWarning, match="to_rsl_rl.*statistics"):
+        runner.env.step(torch.zeros(3, 1))
+    runner.env.step(torch.zeros(3, 1))  # without a warning
+
+
+def test_step_in_eval_mode_with_loaded_statistics_does_not_warn(tmp_path):
+    env = make_learned()
+    runner = make_runner(env)
+    runner.learn(1)
+    runner.save(tmp_path / "model.pt")
+    other = make_learned()
+    loaded = make_runner(other)
+    loaded.load(tmp_path / "model.pt")
+    other.eval()
+    loaded.env.step(torch.zeros(3, 1))
+
+
+class TwoRanks:
+    """The runner in the process group of the test, which has no GPU."""
+
+    def _configure_multi_gpu(self):
+        rank = torch.distributed.get_rank()
+        self.is_distributed = True
+        self.gpu_world_size = 2
+        self.gpu_local_rank = rank
+        self.gpu_global_rank = rank
+        self.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
+
+
+class TwoRanksOnPolicy(TwoRanks, OnPolicyRunner):
+    pass
+
+
+class TwoRanksDistillation(TwoRanks, DistillationRunner):
+    pass
+
+
+def moments_of_a_rank(rank, group, algorithm):
+    env = normalized(3, first_index=3 * rank)
+    if algorithm == OURS:
+        runner = make_runner(env, algorithm, runner=TwoRanksOnPolicy)
+    else:
+        settings = {"runner": TwoRanksDistillation, "gradient_length": 8}
+        runner = make_runner(env, algorithm, **settings)
+        runner.alg.teacher_loaded = True
+    runner.learn(2)
+    return moments(env)
+
+
+@pytest.mark.parametrize("algorithm", [OURS, DISTILLATION], ids=["PPO", "Distillation"])
+def test_two_ranks_share_the_statistics_of_all_their_envs(algorithm):
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank, algorithm)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
 
 
 def test_trained_policy_is_deployed():

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import skrl
 import torch
-from adapters import DIVERGED, diverging
+from adapters import DIVERGED, diverging, moments, moments_after, normalized
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -19,6 +19,7 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector import AutoresetMode
 from helpers import RewardTerms
+from processes import Processes
 from skrl.agents.torch.ppo import PPO
 from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
@@ -425,6 +426,37 @@ def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
     torch.testing.assert_close(*states, rtol=0, atol=0)
     assert int(other.transforms[0].statistics.count) == 3 + 3 * 4 + 3 * 2
     assert not other.training
+
+
+def test_agent_that_is_given_the_env_knows_it():
+    env = to_skrl(normalized(2))
+    agent = true_successors(make_idle_agent(env), env)
+    assert agent.checkpoint_modules["env"] is env
+
+
+def moments_of_a_rank(rank, group, is_given):
+    skrl.config.torch._is_distributed = True
+    env = normalized(3, first_index=3 * rank)
+    venv = to_skrl(env)
+    agent = make_agent(PPO, venv, 8, rollouts=8, mini_batches=1, learning_epochs=1)
+    if is_given:
+        true_successors(agent, venv)
+    else:
+        true_successors(agent).checkpoint_modules["env"] = env
+    train(venv, agent, 16)
+    return moments(env)
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["argument", "checkpoint module"])
+def test_two_ranks_share_the_statistics_of_an_env_that_the_agent_knows(is_given):
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank, is_given)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
 
 
 def test_trainer_logs_the_means_of_the_finished_episodes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
+from torchwrap.statistics import RunningMeanStd
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -61,6 +63,29 @@ def env(owner: str, value: Any) -> Env:
         must = "env must have no PolicyState, because trainers carry the state of policies"
         raise ValueError(refusal(owner, must, repr(value)))
     return value
+
+
+def load_statistics(
+    owner: str,
+    env: Env,
+    key: str,
+    state: dict[str, Any] | None,
+    strict: bool = True,
+) -> None:
+    """Loads the entry `key` of a checkpoint into an env. Warns if the checkpoint lacks it."""
+    if state is not None:
+        env.load_state_dict(state, strict)
+    elif env.state_dict():
+        fault = f"the checkpoint has no {key!r}: the statistics of the env stay as they are"
+        remedy = "Call env.load_state_dict() with those of the policy"
+        warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=3)
+
+
+def warn_untrained(owner: str, env: Env) -> None:
+    """Warns about statistics in eval mode that have seen no more than the initial observations."""
+    for name, module in env.named_modules():
+        if isinstance(module, RunningMeanStd) and not module.training:
+            module._warn_untrained(f"{owner}: {name}", env.num_envs)
 
 
 def is_vector(space: Any) -> bool:

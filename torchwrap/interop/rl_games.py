@@ -16,13 +16,14 @@ from torch import Tensor
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.statistics import sync_statistics
 
 
 def register(name: str, make_env: Callable[..., Env]) -> None:
     """Registers an env for rl_games' `Runner`, as `env_name` of its config.
 
     Checkpoints contain `env.state_dict()`: running statistics of transforms. Restoring a checkpoint
-    loads it.
+    loads it. With `multi_gpu`, statistics are merged at the start of each epoch.
 
     Args:
         name: replaces an earlier registration under this name.
@@ -143,8 +144,12 @@ class RlGamesVecEnv(IVecEnv):
         return self.env.state_dict()
 
     def set_env_state(self, env_state: dict[str, Tensor] | None) -> None:
-        if env_state is not None:  # None if the checkpoint is of another kind of env
-            self.env.load_state_dict(env_state)
+        _checks.load_statistics("to_rl_games", self.env, "env_state", env_state)
+
+    def set_train_info(self, env_frames: int, agent: Any) -> None:
+        """Merges the statistics of several ranks. Agents call it at the start of each epoch."""
+        if agent.multi_gpu:
+            sync_statistics(self.env)
 
 
 def _observations(observation: Any) -> Observations:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 
@@ -87,6 +88,7 @@ class RslRlVecEnv(VecEnv):
         for recorder in RecordEpisodeStatistics.of(env):
             self._log_keys += recorder.keys.values()
         env.reset(seed=seed)
+        self._is_first_step = True
 
     @property
     def max_episode_length(self) -> int:
@@ -117,6 +119,9 @@ class RslRlVecEnv(VecEnv):
     # The runner steps in inference mode: a tensor made there, and kept, cannot be written outside.
     @torch.inference_mode(False)
     def step(self, actions: Tensor) -> StepResult:
+        if self._is_first_step:
+            self._is_first_step = False
+            _checks.warn_untrained("to_rsl_rl", self.env)
         transition, td = self.env.step(actions)
         successor = transition["next"]
         done = successor["done"].squeeze(-1)
@@ -147,15 +152,53 @@ def _check_space(name: str, space: Space[Any], remedy: str) -> None:
         raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 
-class PPO(algorithms.PPO):
+class _WithStatistics:
+    """Lets an algorithm of rsl_rl merge, save and load the statistics of a torchwrap env."""
+
+    env: Env | None = None
+
+    @classmethod
+    def construct_algorithm(cls, obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> Any:
+        base: Any = super()
+        algorithm = base.construct_algorithm(obs, env, cfg, device)
+        if isinstance(env, RslRlVecEnv):
+            algorithm.env = env.env
+        return algorithm
+
+    def update(self) -> dict[str, float]:
+        algorithm: Any = super()
+        if self.env is not None and self.is_multi_gpu:  # type: ignore[attr-defined]
+            sync_statistics(self.env)
+        losses: dict[str, float] = algorithm.update()
+        return losses
+
+    def save(self) -> dict[str, Any]:
+        algorithm: Any = super()
+        saved: dict[str, Any] = algorithm.save()
+        if self.env is not None:
+            saved["env_state_dict"] = self.env.state_dict()
+        return saved
+
+    def load(
+        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
+    ) -> bool:
+        algorithm: Any = super()
+        is_wanted = load_cfg is None or load_cfg.get("env", True)
+        if self.env is not None and is_wanted:
+            state = loaded_dict.get("env_state_dict")
+            _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
+        loads_iteration: bool = algorithm.load(loaded_dict, load_cfg, strict)
+        return loads_iteration
+
+
+class PPO(_WithStatistics, algorithms.PPO):
     """rsl_rl's PPO that adds the true final observation's value at a time-out, not the last one's.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict". It is
-    loaded unless `load_cfg` has `"env": False`. The env has to put `extras["final_obs"]` next to
-    `extras["time_outs"]`, as `to_rsl_rl` does.
+    loaded unless `load_cfg` has `"env": False`. Running statistics of several ranks are merged
+    before each update. The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as
+    `to_rsl_rl` does.
     """
-
-    env: Env | None = None
 
     def process_env_step(
         self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]
@@ -175,24 +218,9 @@ class PPO(algorithms.PPO):
             rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
-    @staticmethod
-    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> PPO:
-        alg: PPO = algorithms.PPO.construct_algorithm(obs, env, cfg, device)
-        if isinstance(env, RslRlVecEnv):
-            alg.env = env.env
-        return alg
 
-    def save(self) -> dict[str, Any]:
-        saved: dict[str, Any] = super().save()
-        if self.env is not None:
-            saved["env_state_dict"] = self.env.state_dict()
-        return saved
+class Distillation(_WithStatistics, algorithms.Distillation):
+    """rsl_rl's Distillation, with the statistics of a torchwrap env in checkpoints, as `PPO`.
 
-    def load(
-        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
-    ) -> bool:
-        state = loaded_dict.get("env_state_dict")
-        is_wanted = load_cfg is None or load_cfg.get("env", True)
-        if self.env is not None and state is not None and is_wanted:
-            self.env.load_state_dict(state, strict)
-        return super().load(loaded_dict, load_cfg, strict)
+    A teacher's checkpoint of `PPO` holds those it was trained with.
+    """

@@ -18,6 +18,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.statistics import sync_statistics
 from torchwrap.transforms import RecordEpisodeStatistics
 
 
@@ -34,8 +35,8 @@ def to_skrl(env: Env) -> SkrlEnv:
     of the numbers in that info, and, if the env has `RecordEpisodeStatistics`, the mean "return"
     and "length" of the episodes that ended in this step.
 
-    An agent saves and loads the transforms' statistics if it knows the env:
-    `agent.checkpoint_modules["env"] = env`.
+    An agent saves and loads the transforms' statistics if it knows the env, by
+    `true_successors(agent, env)` or `agent.checkpoint_modules["env"] = env`.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one,
     skrl's trainers call `reset` at the end of an episode: `step` returns the final observation, and
@@ -60,7 +61,7 @@ def to_skrl(env: Env) -> SkrlEnv:
 AnyAgent = TypeVar("AnyAgent", bound=Agent)
 
 
-def true_successors(agent: AnyAgent) -> AnyAgent:
+def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
     """Lets an skrl agent record the true successors of `to_skrl`'s env, and returns the agent.
 
     skrl's trainers record the observation that they act on next as the next observation: where an
@@ -70,7 +71,10 @@ def true_successors(agent: AnyAgent) -> AnyAgent:
     by the observation acted in there.
 
     Args:
-        agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.
+        agent: an skrl agent, alone in its trainer. Its `record_transition` and `update` are
+            replaced, once.
+        env: becomes `agent.checkpoint_modules["env"]`: the agent saves and loads the transforms'
+            statistics, and merges those of several ranks before each update.
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
@@ -78,7 +82,20 @@ def true_successors(agent: AnyAgent) -> AnyAgent:
         raise TypeError(refusal("true_successors", must, type(agent).__name__))
     if getattr(record, "func", None) is not _record:
         agent.record_transition = functools.partial(_record, record)
+        agent.update = functools.partial(_update, agent, agent.update)
+    if env is not None:
+        agent.checkpoint_modules["env"] = env
     return agent
+
+
+def _update(agent: Agent, update: Callable[..., None], **others: Any) -> None:
+    if config.torch.is_distributed:
+        for module in agent.checkpoint_modules.values():
+            if isinstance(module, SkrlEnv):
+                module = module._env
+            if isinstance(module, Env):
+                sync_statistics(module)
+    update(**others)
 
 
 def _record(
