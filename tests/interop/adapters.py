@@ -1,11 +1,15 @@
 """The oracle of trainers' adapters: hand-computed episodes of a `ScriptedEnv`, stepped directly."""
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 DIVERGED = {"NaN": torch.nan, "infinite": torch.inf}
 
 
@@ -63,3 +67,39 @@ def moments_after(num_envs, num_steps):
     for _ in range(num_steps):
         env.step(torch.zeros(num_envs, 6))
     return moments(env)
+
+
+def simulator(key="log"):
+    """Two envs with episodes of 2 steps. Like Isaac Lab, a reset replaces a dict of logs.
+
+    It holds a number for each reset, in a scalar tensor, a float and an array.
+    """
+    extras = {}
+    elapsed = torch.zeros(2, dtype=torch.int64)
+    resets = 0
+
+    def reset(mask):
+        nonlocal resets
+        elapsed[mask] = 0
+        extras[key] = {
+            "Curriculum/terrain_levels": torch.tensor(float(resets)),
+            "Episode_Reward/alive": 2.0 * resets,
+            "Metrics/error": np.float32(3 * resets),
+        }
+        resets += 1
+        return torch.zeros(2, 3)
+
+    def step(action):
+        elapsed.add_(1)
+        return torch.zeros(2, 3), torch.ones(2), elapsed >= 2, torch.zeros(2), extras
+
+    actions = Box(-1, 1, (6,), np.float32)
+    return from_functions(reset, step, 2, VECTOR, actions, seed=lambda seed: None)
+
+
+# The last reset is the first one until the second step, which ends both episodes.
+LOGGED = {
+    "Curriculum/terrain_levels": [0, 1, 1, 2],
+    "Episode_Reward/alive": [0, 2, 2, 4],
+    "Metrics/error": [0, 3, 3, 6],
+}

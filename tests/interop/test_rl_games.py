@@ -11,12 +11,22 @@ pytest.importorskip("rl_games")
 
 import numpy as np
 import torch
-from adapters import moments, moments_after, normalized, staggered, staggered_steps
+from adapters import (
+    LOGGED,
+    VECTOR,
+    moments,
+    moments_after,
+    normalized,
+    simulator,
+    staggered,
+    staggered_steps,
+)
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from helpers import RewardTerms
 from processes import Processes
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
+from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -26,7 +36,6 @@ from torchwrap.testing import ScriptedEnv
 # rl_games looks NumPy's scalars up under their old path when it reads a checkpoint.
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
 
-VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 STATE = Box(-np.inf, np.inf, (5,), np.float32)
 STATES = Dict(obs=VECTOR, states=STATE)
 DEFAULT = {"name": "default"}
@@ -274,6 +283,55 @@ def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
     assert logged["Episode/twice"] == 3  # rewards 1 and 2
     assert logged["Episode/terms/half"] == 0.75
     assert "Episode/vector" not in logged
+
+
+def test_isaac_observer_logs_what_the_simulator_logs(make_runner, monkeypatch):
+    def make_env(num_envs):
+        return simulator()
+
+    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
+    logged = {}
+    monkeypatch.setattr(
+        agent.writer,
+        "add_scalar",
+        lambda name, value, step: logged.setdefault(name, float(value)),
+    )
+    agent.train()
+    for name in LOGGED:
+        # The horizon is 8: resets 0, 1, 1, 2, 2, 3, 3, 4.
+        factor = LOGGED[name][1]
+        assert logged[f"Episode/{name}"] == factor * 2
+
+
+def test_isaac_observer_takes_logs_that_come_and_go(make_runner, monkeypatch):
+    class Rarely(T.Transform):
+        """The simulator below logs in every second step; the info of this layer in each."""
+
+        def step(self, td):
+            return td.set("info", TensorDict({"reward": td["reward"]}, td.batch_size))
+
+    def make_env(num_envs):
+        base = simulator()
+        step = base.functions["step"]
+
+        def rarely(action):
+            *results, extras = step(action)
+            return *results, extras if results[2].any() else {}
+
+        base.functions["step"] = rarely
+        return tw.TransformedEnv(base, Rarely())
+
+    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=2))
+    logged = {}
+    monkeypatch.setattr(
+        agent.writer,
+        "add_scalar",
+        lambda name, value, step: logged.update({name: float(value)}),
+    )
+    agent.train()
+    assert logged["Episode/reward"] == 1
+    # The second epoch has resets 5, 6, 7 and 8.
+    assert logged["Episode/Episode_Reward/alive"] == 13
 
 
 def test_runner_rescales_clipped_actions_to_the_box(make_runner):

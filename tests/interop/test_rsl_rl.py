@@ -1,5 +1,7 @@
 """to_rsl_rl and PPO under rsl_rl's own OnPolicyRunner, and against hand-computed episodes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("rsl_rl")
@@ -8,10 +10,13 @@ import numpy as np
 import torch
 from adapters import (
     DIVERGED,
+    LOGGED,
+    VECTOR,
     diverging,
     moments,
     moments_after,
     normalized,
+    simulator,
     staggered,
     staggered_steps,
 )
@@ -29,7 +34,6 @@ from torchwrap.testing import ScriptedEnv
 THEIRS = "PPO"
 OURS = "torchwrap.interop.rsl_rl:PPO"
 DISTILLATION = "torchwrap.interop.rsl_rl:Distillation"
-VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 
 
 def make_runner(
@@ -243,6 +247,28 @@ def test_logger_writes_means_over_the_finished_episodes(tmp_path):
         (event,) = events.Scalars(name)
         assert event.value == pytest.approx(value), name
     assert "Episode/vector" not in events.Tags()["scalars"]
+
+
+@pytest.mark.parametrize("key", ["log", "episode"])
+def test_logger_writes_what_the_simulator_logs(monkeypatch, key):
+    runner = make_runner(simulator(key), steps=4)
+    logged = {}
+    writer = SimpleNamespace(add_scalar=lambda name, value, it: logged.setdefault(name, value))
+    monkeypatch.setattr(runner.logger, "writer", writer)
+    monkeypatch.setattr(runner.logger, "init_logging_writer", lambda: None)
+    monkeypatch.setattr(runner, "save", lambda path: None)
+    monkeypatch.setattr(runner.logger, "log_dir", "")
+    runner.learn(1)
+    for name, values in LOGGED.items():
+        assert logged[name] == pytest.approx(sum(values) / 4), name
+
+
+def test_log_of_the_simulator_belongs_to_it():
+    base = simulator()
+    env = to_rsl_rl(base)
+    *_, extras = env.step(torch.zeros(2, 6))
+    extras["log"].clear()
+    assert len(env.step(torch.zeros(2, 6))[3]["log"]) == 3
 
 
 def test_runner_saves_the_statistics_of_the_env_and_loads_them(

@@ -8,7 +8,15 @@ import gymnasium
 import numpy as np
 import skrl
 import torch
-from adapters import DIVERGED, diverging, moments, moments_after, normalized
+from adapters import (
+    DIVERGED,
+    LOGGED,
+    diverging,
+    moments,
+    moments_after,
+    normalized,
+    simulator,
+)
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -478,6 +486,14 @@ def test_trainer_logs_the_means_of_the_finished_episodes():
     for name, values in expected.items():
         assert agent.tracking_data[name] == pytest.approx(values), name
     assert "Info / vector" not in agent.tracking_data
+
+
+def test_trainer_logs_what_the_simulator_logs():
+    env = to_skrl(simulator())
+    agent = make_idle_agent(env)
+    train(env, agent, 4)
+    for name, values in LOGGED.items():
+        assert agent.tracking_data[name] == values, name
 
 
 def test_infos_have_no_episode_without_statistics_and_numbers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
@@ -102,16 +103,27 @@ def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
             raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
 
 
-def logs(successor: TensorDict) -> dict[str, Tensor]:
-    """The entries of info with one number per env, for a trainer's logs.
+def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
+    """Numbers of a step for a trainer's logs, float32 `(n,)`.
 
-    They are float32 `(num_envs,)`; nested ones are named "a/b".
+    They are the entries of info with one number per env, nested ones as "a/b", and the numbers that
+    a simulator of `from_functions` has put into "episode" or "log" of its info.
     """
-    if "info" not in successor.keys():
-        return {}
-    entries = successor["info"].flatten_keys("/").items()
-    columns = {name: value for name, value in entries if value.numel() == len(value)}
-    return {name: column.flatten().float() for name, column in columns.items()}
+    columns: dict[str, Any] = {}
+    if "info" in successor.keys():
+        for name, value in successor["info"].flatten_keys("/").items():
+            if value.numel() == len(value):
+                columns[name] = value
+    info = getattr(env.unwrapped, "last_info", None) or {}
+    log = info.get("episode", info.get("log"))
+    if isinstance(log, dict):
+        for name, value in log.items():
+            if isinstance(value, Tensor | Number):
+                columns[name] = value
+    numbers = {}
+    for name, value in columns.items():
+        numbers[name] = torch.as_tensor(value).flatten().to(torch.float32, copy=True)
+    return numbers
 
 
 def signature(

@@ -74,8 +74,9 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns
         the observations to act on next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool,
         and `infos` with "time_outs", `(num_envs,)` bool: truncated and not terminated;
-        "final_observation", the true successor; and, if the env has an info, "episode" with its
-        numbers `(num_envs,)`. rl_games' `IsaacAlgoObserver` logs their means.
+        "final_observation", the true successor; and, if there are any, "episode" with the numbers
+        `(num_envs,)` of the env's info, and those that a simulator of `from_functions` logs.
+        rl_games' `IsaacAlgoObserver` logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))
@@ -107,6 +108,7 @@ class RlGamesVecEnv(IVecEnv):
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
+        self._absent: dict[str, Tensor] = {}
 
     def reset(self) -> Observations:
         td = self.env.reset(seed=self._next_seed)
@@ -123,9 +125,11 @@ class RlGamesVecEnv(IVecEnv):
             "time_outs": time_outs.squeeze(-1),
             "final_observation": _observations(successor["observation"]),
         }
-        numbers = _checks.logs(successor)
+        numbers = _checks.logs(self.env, successor)
         if numbers:
-            infos["episode"] = numbers
+            # rl_games needs each name in every step; empty tensors do not change its means.
+            infos["episode"] = {**self._absent, **numbers}
+            self._absent |= {name: numbers[name][:0] for name in numbers}
         rewards = successor["reward"].squeeze(-1)
         dones = successor["done"].squeeze(-1)
         return _observations(td["observation"]), rewards, dones, infos

@@ -49,8 +49,9 @@ def to_rsl_rl(
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in
         a TensorDict, rewards `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with
         "time_outs", `(num_envs,)` bool: truncated and not terminated; and "final_obs", the groups
-        of the true successor. `extras["log"]` holds the numbers of the env's info, and those of
-        `transforms.RecordEpisodeStatistics` for the episodes that ended. rsl_rl logs their means.
+        of the true successor. `extras["log"]` holds the numbers of the env's info, those that a
+        simulator of `from_functions` logs, and those of `transforms.RecordEpisodeStatistics` for
+        the episodes that ended. rsl_rl logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
@@ -129,7 +130,7 @@ class RslRlVecEnv(VecEnv):
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]
             extras["time_outs"] = time_outs.squeeze(-1)
-        log = _checks.logs(successor)
+        log = _checks.logs(self.env, successor)
         # `any` waits for the device, but rsl_rl's mean over no episodes would be NaN.
         if self._log_keys and done.any():
             for key in self._log_keys:

@@ -32,7 +32,7 @@ def to_skrl(env: Env) -> SkrlEnv:
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see
     `true_successors`), and the env's own info. skrl's trainers log "episode": the means over envs
-    of the numbers in that info, and, if the env has `RecordEpisodeStatistics`, the mean "return"
+    of the numbers in that info, those that a simulator of `from_functions` logs, and, if the env has `RecordEpisodeStatistics`, the mean "return"
     and "length" of the episodes that ended in this step.
 
     An agent saves and loads the transforms' statistics if it knows the env, by
@@ -172,7 +172,7 @@ class SkrlEnv(Wrapper):
         observation = self._flat(td)
         final = self._flat(successor)
         infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
-        numbers = _checks.logs(successor)
+        numbers = _checks.logs(self._env, successor)
         episode = {name: value.mean() for name, value in numbers.items()}
         if self._recorder is not None and done.any():
             for name, key in self._recorder.keys.items():
