@@ -32,8 +32,9 @@ def to_skrl(env: Env) -> SkrlEnv:
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see
     `true_successors`), and the env's own info. skrl's trainers log "episode": the means over envs
-    of the numbers in that info, those that a simulator of `from_functions` logs, and, if the env has `RecordEpisodeStatistics`, the mean "return"
-    and "length" of the episodes that ended in this step.
+    of the numbers in that info, those that a simulator of `from_functions` logs, and, if the env
+    has `RecordEpisodeStatistics`, the mean "return" and "length" of the episodes that ended in this
+    step.
 
     An agent saves and loads the transforms' statistics if it knows the env, by
     `true_successors(agent, env)` or `agent.checkpoint_modules["env"] = env`.
