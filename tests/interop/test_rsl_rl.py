@@ -1,5 +1,6 @@
 """to_rsl_rl and PPO under rsl_rl's own OnPolicyRunner, and against hand-computed episodes."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +29,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.rsl_rl import to_rsl_rl
+from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 from torchwrap.testing import ScriptedEnv
 
 THEIRS = "PPO"
@@ -37,7 +38,14 @@ DISTILLATION = "torchwrap.interop.rsl_rl:Distillation"
 
 
 def make_runner(
-    env, algorithm=OURS, steps=8, critic=None, log_dir=None, runner=OnPolicyRunner, **settings
+    env,
+    algorithm=OURS,
+    steps=8,
+    critic=None,
+    log_dir=None,
+    runner=OnPolicyRunner,
+    models=None,
+    **settings,
 ):
     """A runner of an env with groups "policy", or "actor" and "critic"."""
     adapter = to_rsl_rl(env) if isinstance(env, tw.Env) else env
@@ -58,7 +66,7 @@ def make_runner(
         ("student", "teacher") if issubclass(runner, DistillationRunner) else ("actor", "critic")
     )
     for name, group in zip(names, (groups[0], groups[-1]), strict=True):
-        cfg[name] = dict(network)
+        cfg[name] = {**network, **(models or {})}
         cfg["obs_groups"][name] = [group]
         if name != "critic":
             cfg[name]["distribution_cfg"] = gaussian
@@ -380,22 +388,96 @@ def test_two_ranks_share_the_statistics_of_all_their_envs(algorithm):
         assert given == pytest.approx(expected)
 
 
+# Policies for `evaluate` and `deploy`.
+
+MODELS = {
+    "MLP": {},
+    "GRU": {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 6},
+    "LSTM": {
+        "class_name": "RNNModel",
+        "rnn_type": "lstm",
+        "rnn_hidden_dim": 5,
+        "rnn_num_layers": 2,
+    },
+}
+
+
+def trained(name):
+    """A policy, and rsl_rl's model, which keeps its own state."""
+    torch.manual_seed(0)
+    runner = make_runner(make_pendulum(3, max_episode_steps=5), models=MODELS[name])
+    runner.learn(1)
+    policy = RslRlPolicy(runner.get_inference_policy())
+    return policy, copy.deepcopy(policy).model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_of_a_model_equals_the_loop_of_rsl_rl(name):
+    policy, model = trained(name)
+    num_steps = 5
+    venv = to_rsl_rl(make_pendulum(4, max_episode_steps=num_steps), seed=7)
+    obs = venv.get_observations()
+    model.reset()
+    returns = torch.zeros(4)
+    with torch.no_grad():
+        for _ in range(num_steps):
+            obs, rewards, dones, _ = venv.step(model(obs))
+            model.reset(dones)
+            returns += rewards
+    env = tw.TransformedEnv(make_pendulum(4, max_episode_steps=num_steps), *policy.transforms)
+    for _ in range(2):
+        episodes = tw.evaluate(env, policy, 4, seed=7)
+        given = episodes["episode_return"].flatten().sort().values
+        torch.testing.assert_close(given, returns.sort().values)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_state_of_a_model_in_its_runner_is_left_alone(name):
+    policy, _ = trained(name)
+    with torch.inference_mode():
+        policy.model(TensorDict({"policy": torch.randn(3, 3)}, [3]))
+    before = policy.model.get_hidden_state()
+    env = tw.TransformedEnv(make_pendulum(2, max_episode_steps=5), *policy.transforms)
+    tw.evaluate(env, policy, 2, seed=7)
+    assert policy.model.get_hidden_state() is before
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # PyTorch's own, for its RNNs
+@pytest.mark.parametrize("name", MODELS)
+def test_deployed_model_acts_as_the_model(name):
+    policy, model = trained(name)
+    env = tw.TransformedEnv(make_pendulum(1), *policy.transforms)
+    module = tw.deploy(env, policy)
+    program = torch.export.export(
+        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+    )
+    state = module.initial_state(4)
+    model.reset()
+    with torch.no_grad():
+        for _ in range(3):
+            raw = torch.randn(4, 3)
+            expected = 2 * model(TensorDict({"policy": raw}, [4])).clamp(-1, 1)
+            results = program.module()(raw, *([state] if state else []))
+            action, state = results if state else (results, state)
+            torch.testing.assert_close(action, expected)
+
+
+def test_policy_of_another_object_is_refused():
+    with pytest.raises(TypeError, match=r"RslRlPolicy.*model"):
+        RslRlPolicy(lambda td: td)
+
+
 def test_trained_policy_is_deployed():
     env = make_learned()
     runner = make_runner(env)
     runner.learn(1)
-    network = runner.get_inference_policy()
-
-    def act(td):
-        groups = TensorDict({"policy": td["observation"]}, td.batch_size)
-        return network(groups)
-
-    module = tw.deploy(env, act)
+    policy = RslRlPolicy(runner.get_inference_policy())
+    module = tw.deploy(env, policy)
     raw = torch.randn(5, 3)
     normalized = env.transforms[3].observation(raw)
     with torch.no_grad():
         td = TensorDict({"observation": normalized}, [5])
-        expected = 2 * act(td).clamp(-1, 1)
+        expected = 2 * policy(td)["action"].clamp(-1, 1)
         torch.testing.assert_close(module(raw), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeAlias
 
 import torch
@@ -9,14 +10,18 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from rsl_rl import algorithms
 from rsl_rl.env import VecEnv
+from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.policy import PolicyState
 from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.episode import RecordEpisodeStatistics
+from torchwrap.transforms.transform import Transform
 
 
 def to_rsl_rl(
@@ -225,3 +230,64 @@ class Distillation(_WithStatistics, algorithms.Distillation):
 
     A teacher's checkpoint of `PPO` holds those it was trained with.
     """
+
+
+class RslRlPolicy(nn.Module):
+    """A model of rsl_rl as a policy for `evaluate`, `Collector` and `deploy`.
+
+    It takes a root TensorDict and returns it with the deterministic "action". The state of a
+    recurrent model is in the roots, as `PolicyState` declares, and not in the model:
+
+    `policy = RslRlPolicy(runner.get_inference_policy())`
+    `env = TransformedEnv(make_env(), *policy.transforms)`
+
+    Args:
+        model: an `MLPModel`, `CNNModel` or `RNNModel` of rsl_rl.
+
+    >>> obs = TensorDict({"policy": torch.zeros(2, 3)}, [2])
+    >>> policy = RslRlPolicy(RNNModel(obs, {"actor": ["policy"]}, "actor", 1, rnn_type="gru"))
+    >>> policy.transforms[0].shapes
+    {'hidden': (1, 256)}
+    """
+
+    def __init__(self, model: MLPModel) -> None:
+        super().__init__()
+        if not isinstance(model, MLPModel):
+            must = "model must be a model of rsl_rl"
+            remedy = "Pass runner.get_inference_policy()"
+            raise TypeError(refusal("RslRlPolicy", must, type(model).__name__, remedy))
+        self.model = model
+        self.shapes: dict[str, tuple[int, int]] = {}
+        if isinstance(model, RNNModel):
+            rnn = model.rnn.rnn
+            names = ["hidden", "cell"] if isinstance(rnn, nn.LSTM) else ["hidden"]
+            self.shapes = dict.fromkeys(names, (rnn.num_layers, rnn.hidden_size))
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """The outermost transforms of its envs: a `PolicyState` for a recurrent model."""
+        return [PolicyState(self.shapes)] if self.shapes else []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RslRlPolicy:
+        # The runner's state and its last distribution, which has a graph of autograd, stay behind.
+        memo[id(self.model.get_hidden_state())] = None
+        for value in vars(self.model.distribution or self).values():
+            if isinstance(value, Distribution):
+                memo[id(value)] = None
+        return RslRlPolicy(copy.deepcopy(self.model, memo))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        groups = _groups(td)
+        own = self.model.get_hidden_state()
+        # rsl_rl has the layers first.
+        given = [td[name].transpose(0, 1).contiguous() for name in self.shapes]
+        if given:
+            self.model.reset(hidden_state=tuple(given) if len(given) > 1 else given[0])
+        td["action"] = self.model(groups)
+        following = self.model.get_hidden_state()
+        self.model.reset(hidden_state=own)
+        if isinstance(following, Tensor):
+            following = (following,)
+        for name, value in zip(self.shapes, following or (), strict=True):
+            td["next", name] = value.transpose(0, 1).contiguous()
+        return td
