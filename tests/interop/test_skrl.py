@@ -311,6 +311,109 @@ def test_second_reset_of_a_single_env_starts_another_episode():
     assert int(inner.episode) == 2
 
 
+# States, for a critic that sees more than the actor.
+
+ACTOR = Box(-np.inf, np.inf, (2,), np.float32)
+CRITIC = Dict(b=Box(-np.inf, np.inf, (1,), np.float32), a=Discrete(4))
+KEYS = {"policy, critic": ("policy", "critic"), "obs, states": ("obs", "states")}
+
+
+def asymmetric(num_envs=2, keys=("policy", "critic"), **kwargs):
+    space = Dict({keys[0]: ACTOR, keys[1]: CRITIC, "other": ACTOR})
+    return to_skrl(ScriptedEnv(num_envs, observation_space=space, **kwargs))
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_groups_of_actor_and_critic_are_observations_and_states(keys):
+    env = asymmetric(keys=keys)
+    assert env.observation_space == ACTOR
+    assert env.state_space == CRITIC
+    oracle = asymmetric(keys=keys)._env
+    td = oracle.reset(seed=0)
+    skrl.config.torch.key = 0
+    observations, _ = env.reset()
+    for _ in range(6):
+        assert torch.equal(observations, td["observation", keys[0]])
+        value = spaces.to_numpy(CRITIC, td["observation", keys[1]])
+        theirs = flatten_tensorized_space(tensorize_space(CRITIC, value))
+        torch.testing.assert_close(env.state(), theirs)
+        observations, *_ = env.step(torch.zeros(2, 6))
+        _, td = oracle.step(torch.zeros(2, 6))
+
+
+def test_states_of_finished_episodes_are_in_infos_and_with_true_successors_in_the_memory():
+    env = asymmetric(episode_lengths=1, ending="truncated")
+    agent = make_idle_agent(env, 1)
+    seen = {}
+    agent.record_transition = lambda **kwargs: seen.update(kwargs)
+    train(env, true_successors(agent), 1)
+    final = seen["infos"]["final_states"]
+    assert (final != env.state()).any()
+    assert torch.equal(seen["next_states"], final)
+    assert torch.equal(seen["states"], env.state())  # initial ones of two episodes
+
+
+def test_states_of_a_single_env_are_of_the_observation_that_goes_with_them():
+    env = asymmetric(1, episode_lengths=1)
+    env.reset()
+    first = env.state()
+    *_, infos = env.step(torch.zeros(1, 6))
+    assert torch.equal(env.state(), infos["final_states"])
+    env.reset()
+    assert torch.equal(env.state(), first)
+
+
+def test_state_that_diverged_is_replaced_where_the_episode_terminated():
+    space = Dict(policy=ACTOR, critic=ACTOR)
+    base = ScriptedEnv(1, observation_space=space, episode_lengths=1, ending="terminated")
+
+    class DivergeAll(T.Transform):
+        def step(self, td):
+            td["observation", "critic"] = torch.full((1, 2), torch.nan)
+            return td
+
+    env = to_skrl(tw.TransformedEnv(base, DivergeAll()))
+    agent = make_idle_agent(env, 1)
+    seen = {}
+    agent.record_transition = lambda **kwargs: seen.update(kwargs)
+    train(env, true_successors(agent), 1)
+    assert torch.equal(seen["next_states"], seen["states"])
+    assert seen["next_observations"].tolist() == [[1, 11]]
+
+
+def test_critic_of_skrls_ppo_learns_from_the_states():
+    env = asymmetric(4)
+    described = {
+        "observation_space": env.observation_space,
+        "state_space": env.state_space,
+        "action_space": env.action_space,
+        "device": env.device,
+    }
+
+    class StateValue(Value):
+        def __init__(self, **kwargs):
+            Model.__init__(self, **kwargs)
+            DeterministicMixin.__init__(self)
+            self.net = network(2, 1)  # skrl counts a Discrete entry as its one-hot vector
+
+        def compute(self, inputs, role):
+            return self.net(inputs["states"]), {}
+
+    cfg = {
+        "rollouts": 4,
+        "mini_batches": 1,
+        "time_limit_bootstrap": True,
+        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
+    }
+    models = {"policy": Gaussian(**described), "value": StateValue(**described)}
+    memory = RandomMemory(memory_size=4, num_envs=4, device=env.device)
+    agent = PPO(models=models, memory=memory, cfg=cfg, **described)
+    before = models["value"].net[0].weight.clone()
+    train(env, true_successors(agent, env), 4)
+    assert memory.get_tensor_by_name("states").shape == (4, 4, 2)
+    assert (models["value"].net[0].weight != before).any()
+
+
 # Agents.
 
 

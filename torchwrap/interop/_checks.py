@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -87,6 +87,14 @@ def warn_untrained(owner: str, env: Env) -> None:
     for name, module in env.named_modules():
         if isinstance(module, RunningMeanStd) and not module.training:
             module._warn_untrained(f"{owner}: {name}", env.num_envs)
+
+
+def actor_and_critic(space: Space[Any]) -> tuple[str, str] | None:
+    """The keys of the actor's and the critic's entry of a Dict observation, if it has both."""
+    for keys in (("policy", "critic"), ("obs", "states")):
+        if isinstance(space, Dict) and set(keys) <= set(space):
+            return keys
+    return None
 
 
 def is_vector(space: Any) -> bool:
