@@ -37,7 +37,10 @@ from torchwrap.testing import ScriptedEnv
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
 
 STATE = Box(-np.inf, np.inf, (5,), np.float32)
-STATES = Dict(obs=VECTOR, states=STATE)
+STATES = {
+    "obs, states": Dict(obs=VECTOR, states=STATE),
+    "policy, critic": Dict(policy=VECTOR, critic=STATE, other=STATE),
+}
 DEFAULT = {"name": "default"}
 CONTINUOUS = {
     "mu_activation": "None",
@@ -216,17 +219,18 @@ def test_seed_is_that_of_the_next_reset_alone():
     assert (env.reset() == first).all()
 
 
-def test_env_info_has_the_spaces_and_the_state_space():
-    env = to_rl_games(ScriptedEnv(2, observation_space=STATES))
+@pytest.mark.parametrize("space", STATES.values(), ids=STATES)
+def test_env_info_has_the_spaces_and_the_state_space(space):
+    env = to_rl_games(ScriptedEnv(2, observation_space=space))
     assert env.get_env_info() == {
         "observation_space": VECTOR,
-        "state_space": STATES["states"],
+        "state_space": STATE,
         "action_space": env.env.single_action_space,
     }
     initial = env.reset()
     final = env.step(torch.zeros(2, 6))[3]["final_observation"]
     for observation in (initial, final):
-        assert type(observation) is dict
+        assert set(observation) == {"obs", "states"}
         assert observation["obs"].shape == (2, 3)
         assert observation["states"].shape == (2, 5)
     assert "state_space" not in to_rl_games(ScriptedEnv(2)).get_env_info()
@@ -248,12 +252,11 @@ def test_runner_seeds_the_env_and_passes_its_config(make_runner):
     assert agent.vec_env.env.np_random_seed == 7
 
 
-def test_runner_trains_a_central_value_network_on_the_states(
-    make_runner,
-):
+@pytest.mark.parametrize("space", STATES.values(), ids=STATES)
+def test_runner_trains_a_central_value_network_on_the_states(make_runner, space):
     network = {**NETWORK, "separate": False, "central_value": True}
     runner = make_runner(
-        lambda num_envs: ScriptedEnv(num_envs, observation_space=STATES),
+        lambda num_envs: ScriptedEnv(num_envs, observation_space=space),
         central_value_config={
             **UPDATE,
             "minibatch_size": 16,

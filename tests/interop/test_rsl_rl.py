@@ -45,6 +45,7 @@ def make_runner(
     log_dir=None,
     runner=OnPolicyRunner,
     models=None,
+    sets=None,
     **settings,
 ):
     """A runner of an env with groups "policy", or "actor" and "critic"."""
@@ -71,6 +72,7 @@ def make_runner(
         if name != "critic":
             cfg[name]["distribution_cfg"] = gaussian
     cfg.get("critic", {}).update(critic or {})
+    cfg["obs_groups"].update(sets or {})
     return runner(adapter, cfg, log_dir=log_dir)
 
 
@@ -587,13 +589,70 @@ def test_ppo_of_an_env_without_final_observations_is_refused():
         runner.learn(1)
 
 
+# RND, images and writers.
+
+
+@pytest.mark.parametrize(("cfg", "weight"), [({}, 0.5), ({"step_dt": 0.02}, 0.01)])
+def test_weight_of_random_network_distillation_is_per_step_or_per_second(cfg, weight):
+    env = to_rsl_rl(ScriptedEnv(2, (3,)), cfg)
+    rnd_cfg = {
+        "num_outputs": 4,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight": 0.5,
+    }
+    runner = make_runner(env, sets={"rnd_state": ["policy"]}, rnd_cfg=rnd_cfg)
+    runner.learn(2)
+    assert runner.alg.rnd.initial_weight == pytest.approx(weight)
+    assert (runner.alg.intrinsic_rewards > 0).all()
+
+
+def test_groups_of_images_reach_the_convolutions_of_rsl_rl():
+    space = Dict(policy=VECTOR, camera=Box(0, 1, (1, 12, 12), np.float32))
+    env = to_rsl_rl(ScriptedEnv(2, observation_space=space))
+    cnn = {"output_channels": [4], "kernel_size": 3, "stride": 2}
+    groups = ["policy", "camera"]
+    runner = make_runner(
+        env,
+        models={"class_name": "CNNModel", "cnn_cfg": cnn},
+        sets={"actor": groups, "critic": groups},
+    )
+    runner.learn(2)
+    assert runner.alg.actor.obs_groups_2d == ["camera"]
+    assert env.step(torch.zeros(2, 6))[3]["final_obs"]["camera"].shape == (2, 1, 12, 12)
+
+
+def test_remedy_for_images_of_integers_does_not_join_the_groups():
+    space = Dict(policy=VECTOR, camera=Box(0, 255, (1, 12, 12), np.uint8))
+    with pytest.raises(ValueError, match="ObservationKeys"):
+        to_rsl_rl(ScriptedEnv(2, observation_space=space))
+
+
+@pytest.mark.parametrize("cfg", [None, {"task": "arm"}])
+def test_cfg_is_what_the_writers_of_weights_and_biases_and_neptune_take(cfg):
+    from rsl_rl.utils.neptune_log_writer import NeptuneLogWriter
+    from rsl_rl.utils.wandb_log_writer import WandbLogWriter
+
+    env = to_rsl_rl(ScriptedEnv(2, (3,)), cfg)
+    stored = {}
+    with pytest.MonkeyPatch.context() as patch:
+        wandb = SimpleNamespace(config=stored)
+        patch.setattr("rsl_rl.utils.wandb_log_writer.wandb", wandb)
+        WandbLogWriter.store_config(None, env.cfg, {})
+    assert stored["env_cfg"] == (cfg or {})
+    run = {}
+    NeptuneLogWriter.store_config(SimpleNamespace(run=run), env.cfg, {})
+    assert run["env_cfg"] == (cfg or {})
+
+
 # Refusals.
 
 DOUBLES = Box(0, 1, (2,), np.float64)
 REFUSED = {
     "Discrete actions": ({"action_space": Discrete(2)}, "actions"),
     "float64 actions": ({"action_space": DOUBLES}, "actions"),
-    "images": ({"observation_shape": (3, 8, 8)}, "observations"),
+    "matrices": ({"observation_shape": (3, 8)}, "observations"),
+    "uint8 images": ({"observation_space": Box(0, 255, (3, 8, 8), np.uint8)}, "observations"),
     "integers": (
         {"observation_space": Box(0, 9, (3,), np.int64)},
         "observations",

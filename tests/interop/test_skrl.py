@@ -313,9 +313,10 @@ def test_second_reset_of_a_single_env_starts_another_episode():
 
 # States, for a critic that sees more than the actor.
 
+PAIRS = [("policy", "critic"), ("actor", "critic"), ("obs", "states")]
 ACTOR = Box(-np.inf, np.inf, (2,), np.float32)
 CRITIC = Dict(b=Box(-np.inf, np.inf, (1,), np.float32), a=Discrete(4))
-KEYS = {"policy, critic": ("policy", "critic"), "obs, states": ("obs", "states")}
+KEYS = {f"{actor}, {critic}": (actor, critic) for actor, critic in PAIRS}
 
 
 def asymmetric(num_envs=2, keys=("policy", "critic"), **kwargs):

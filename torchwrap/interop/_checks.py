@@ -91,16 +91,16 @@ def warn_untrained(owner: str, env: Env) -> None:
 
 def actor_and_critic(space: Space[Any]) -> tuple[str, str] | None:
     """The keys of the actor's and the critic's entry of a Dict observation, if it has both."""
-    for keys in (("policy", "critic"), ("obs", "states")):
+    for keys in (("policy", "critic"), ("actor", "critic"), ("obs", "states")):
         if isinstance(space, Dict) and set(keys) <= set(space):
             return keys
     return None
 
 
-def is_vector(space: Any) -> bool:
-    """Whether a space is a float32 Box with one dimension."""
-    is_flat = isinstance(space, Box) and len(space.shape) == 1
-    return is_flat and space.dtype == np.float32
+def is_float_box(space: Any, *dims: int) -> bool:
+    """Whether a space is a float32 Box whose number of dimensions is among `dims`."""
+    has_shape = isinstance(space, Box) and len(space.shape) in dims
+    return has_shape and space.dtype == np.float32
 
 
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:

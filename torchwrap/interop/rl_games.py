@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
+from tensordict import TensorDict
 from torch import Tensor
 
+from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
@@ -66,8 +68,9 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     Args:
         env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension, to
             which rl_games rescales them. Its observations are a Box of float32, or of uint8, which
-            rl_games divides by 255; or a Dict of two such Boxes, "obs" and "states". The states are
-            for a central value network.
+            rl_games divides by 255; or a Dict with two such Boxes, "policy" (or "actor") and
+            "critic", or "obs" and "states". The second is for a central value network; others are
+            left out.
         seed: for the first reset. None draws one from the operating system.
 
     Returns:
@@ -98,13 +101,14 @@ class RlGamesVecEnv(IVecEnv):
     def __init__(self, env: Env, seed: int | None) -> None:
         self.env = _checks.env("to_rl_games", env)
         observations = env.single_observation_space
-        parts = {"obs": observations}
-        if isinstance(observations, Dict) and set(observations) == {"obs", "states"}:
-            parts = dict(observations.spaces)
-        for part in parts.values():
-            _check_observation(part)
-        self.observation_space = parts["obs"]
-        self.state_space = parts.get("states")
+        self._keys = _checks.actor_and_critic(observations)
+        self.observation_space = observations
+        self.state_space: Space[Any] | None = None
+        if self._keys is not None:
+            parts = spaces.children(observations) or {}
+            self.observation_space, self.state_space = (parts[key] for key in self._keys)
+            _check_observation(self.state_space)
+        _check_observation(self.observation_space)
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
@@ -113,7 +117,7 @@ class RlGamesVecEnv(IVecEnv):
     def reset(self) -> Observations:
         td = self.env.reset(seed=self._next_seed)
         self._next_seed = None
-        return _observations(td["observation"])
+        return self._observations(td)
 
     def step(self, actions: Tensor) -> StepResult:
         # rl_games' player passes the action of a single env without its dimension.
@@ -123,7 +127,7 @@ class RlGamesVecEnv(IVecEnv):
         time_outs = successor["truncated"] & ~successor["terminated"]
         infos = {
             "time_outs": time_outs.squeeze(-1),
-            "final_observation": _observations(successor["observation"]),
+            "final_observation": self._observations(successor),
         }
         numbers = _checks.logs(self.env, successor)
         if numbers:
@@ -132,7 +136,14 @@ class RlGamesVecEnv(IVecEnv):
             self._absent |= {name: numbers[name][:0] for name in numbers}
         rewards = successor["reward"].squeeze(-1)
         dones = successor["done"].squeeze(-1)
-        return _observations(td["observation"]), rewards, dones, infos
+        return self._observations(td), rewards, dones, infos
+
+    def _observations(self, td: TensorDict) -> Observations:
+        observation: Any = td["observation"]
+        if self._keys is None:
+            return observation  # type: ignore[no-any-return]
+        actor, critic = self._keys
+        return {"obs": observation[actor], "states": observation[critic]}
 
     def seed(self, seed: int) -> None:
         """Seeds the next reset."""
@@ -156,20 +167,14 @@ class RlGamesVecEnv(IVecEnv):
             sync_statistics(self.env)
 
 
-def _observations(observation: Any) -> Observations:
-    if isinstance(observation, Tensor):
-        return observation
-    return dict(observation.items())
-
-
 def _check_observation(space: Space[Any]) -> None:
     if not isinstance(space, Box) or not space.shape:
         raise ValueError(
             refusal(
                 "to_rl_games",
-                'observations must be a Box with a dimension, or a Dict of two, "obs" and "states"',
+                "observations must be a Box with a dimension, or a Dict of actor and critic",
                 space,
-                "Put transforms.FlattenObservation on the env",
+                'Name them "policy" and "critic", or put transforms.FlattenObservation on the env',
             )
         )
     if space.dtype not in (np.float32, np.uint8):
@@ -188,7 +193,7 @@ def _check_action(space: Space[Any]) -> None:
     if isinstance(space, Discrete):
         return
     is_bounded = isinstance(space, Box) and space.is_bounded()
-    if not is_bounded or not _checks.is_vector(space):
+    if not is_bounded or not _checks.is_float_box(space, 1):
         raise ValueError(
             refusal(
                 "to_rl_games",

@@ -41,13 +41,14 @@ def to_rsl_rl(
     `env.state_dict()`: running statistics of transforms.
 
     Args:
-        env: its actions are a float32 Box with one dimension. Its observations are such a Box,
-            named "policy" for rsl_rl, or a Dict of them, whose keys are the names of rsl_rl's
-            observation groups. rsl_rl's actions are unbounded: put `transforms.ClipAction` on an
-            env that does not clip them.
-        cfg: for the runner's loggers; it is kept, not copied. `{"is_finite_horizon": True}` leaves
+        env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
+            images `(C, H, W)` for rsl_rl's CNNModel, named "policy" for rsl_rl; or a Dict of them,
+            whose keys are the names of rsl_rl's observation groups. rsl_rl's actions
+            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+        cfg: for the runner's loggers; it is copied. `{"is_finite_horizon": True}` leaves
             `extras["time_outs"]` out, as in Isaac Lab, so that nothing is added to the reward at a
-            time-out.
+            time-out. "step_dt" is the time step by which rsl_rl multiplies the weight of random
+            network distillation; without it, 1.
         seed: for the reset. None draws one from the operating system.
 
     Returns:
@@ -75,18 +76,21 @@ class RslRlVecEnv(VecEnv):
 
     def __init__(self, env: Env, cfg: Any, seed: int | None) -> None:
         self.env = _checks.env("to_rsl_rl", env)
-        self.cfg = {} if cfg is None else cfg
-        if not isinstance(self.cfg, dict):
+        if not isinstance(cfg, dict | None):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
+        self.cfg = _Config(cfg or {})
         observations = env.single_observation_space
-        groups = [observations]
-        remedy = 'FlattenObservation or DtypeObservation("float32")'
+        remedy = 'FlattenObservation() or DtypeObservation("float32")'
         if isinstance(observations, Dict):
-            groups = list(observations.values())
-            remedy = "TransformObservation"
-        for group in groups:
-            _check_space("observations", group, remedy)
-        _check_space("actions", env.single_action_space, "TransformAction")
+            for name, group in observations.items():
+                _check_space(group, f"ObservationKeys({{{name!r}: [{remedy}]}})")
+        else:
+            _check_space(observations, remedy)
+        actions = env.single_action_space
+        if not _checks.is_float_box(actions, 1):
+            must = "actions must be a float32 Box with one dimension"
+            remedy = "Put transforms.TransformAction on the env"
+            raise ValueError(refusal("to_rsl_rl", must, actions, remedy))
         self.num_envs = env.num_envs
         self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
         self.device = env.device
@@ -95,6 +99,16 @@ class RslRlVecEnv(VecEnv):
             self._log_keys += recorder.keys.values()
         env.reset(seed=seed)
         self._is_first_step = True
+
+    @property
+    def unwrapped(self) -> RslRlVecEnv:
+        """The env whose `step_dt` scales the weight of random network distillation."""
+        return self
+
+    @property
+    def step_dt(self) -> float:
+        """The seconds of a step, `cfg["step_dt"]`, or 1."""
+        return float(self.cfg.get("step_dt", 1.0))
 
     @property
     def max_episode_length(self) -> int:
@@ -152,9 +166,14 @@ def _groups(td: TensorDict) -> TensorDict:
     return TensorDict(dict(observation.items()), td.batch_size)
 
 
-def _check_space(name: str, space: Space[Any], remedy: str) -> None:
-    if not _checks.is_vector(space):  # rsl_rl would cast other dtypes silently
-        must = f"{name} must be a float32 Box with one dimension"
+class _Config(dict[str, Any]):
+    def to_dict(self) -> dict[str, Any]:  # for the writers of Weights & Biases and Neptune
+        return dict(self)
+
+
+def _check_space(space: Space[Any], remedy: str) -> None:
+    if not _checks.is_float_box(space, 1, 3):  # rsl_rl would cast other dtypes silently
+        must = "observations must be float32 Boxes with one dimension, or three for CNNModel"
         raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 

@@ -30,8 +30,8 @@ def to_skrl(env: Env) -> SkrlEnv:
     Rewards are `(num_envs, 1)` float32, `terminated` and `truncated` `(num_envs, 1)` bool. All
     tensors stay on the env's device, are not copied, and are the caller's.
 
-    In a Dict with "policy" and "critic", or "obs" and "states", the first is the observation and
-    the second skrl's state, for a critic; other entries are left out.
+    In a Dict with "policy" (or "actor") and "critic", or "obs" and "states", the first is the
+    observation and the second skrl's state, for a critic; other entries are left out.
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" and, with states,
     "final_states" (see `true_successors`), and the env's own info. skrl's trainers log "episode":
