@@ -464,6 +464,12 @@ def test_deployed_model_acts_as_the_model(name):
             torch.testing.assert_close(action, expected)
 
 
+def test_recurrent_policy_of_an_env_without_its_state_is_refused():
+    policy, _ = trained("GRU")
+    with pytest.raises(ValueError, match=r"RslRlPolicy.*policy\.transforms"):
+        tw.evaluate(make_pendulum(2, max_episode_steps=5), policy, 2)
+
+
 def test_policy_of_another_object_is_refused():
     with pytest.raises(TypeError, match=r"RslRlPolicy.*model"):
         RslRlPolicy(lambda td: td)

@@ -546,6 +546,15 @@ def test_agent_that_is_given_the_env_knows_it():
     assert agent.checkpoint_modules["env"] is env
 
 
+def test_later_reset_in_eval_mode_without_statistics_warns():
+    env = normalized(2)
+    venv = to_skrl(env)
+    venv.reset()
+    env.eval()
+    with pytest.warns(UserWarning, match=r"to_skrl.*statistics"):
+        venv.reset()
+
+
 def moments_of_a_rank(rank, group, is_given):
     skrl.config.torch._is_distributed = True
     env = normalized(3, first_index=3 * rank)

@@ -21,6 +21,7 @@ from torchwrap.env import Env
 from torchwrap.spaces import Signature
 from torchwrap.statistics import RunningMeanStd
 
+_CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
@@ -89,12 +90,12 @@ def warn_untrained(owner: str, env: Env) -> None:
             module._warn_untrained(f"{owner}: {name}", env.num_envs)
 
 
-def actor_and_critic(space: Space[Any]) -> tuple[str, str] | None:
-    """The keys of the actor's and the critic's entry of a Dict observation, if it has both."""
-    for keys in (("policy", "critic"), ("actor", "critic"), ("obs", "states")):
-        if isinstance(space, Dict) and set(keys) <= set(space):
-            return keys
-    return None
+def actor_and_critic(space: Space[Any]) -> dict[str, Space[Any]]:
+    """The actor's and the critic's entry of a Dict observation, if it has both."""
+    for actor, critic in _CRITICS.items():
+        if isinstance(space, Dict) and {actor, critic} <= set(space):
+            return {actor: space[actor], critic: space[critic]}
+    return {}
 
 
 def is_float_box(space: Any, *dims: int) -> bool:
@@ -119,18 +120,18 @@ def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
     """
     columns: dict[str, Any] = {}
     if "info" in successor.keys():
-        for name, value in successor["info"].flatten_keys("/").items():
-            if value.numel() == len(value):
-                columns[name] = value
+        entries = successor["info"].flatten_keys("/").items()
+        columns = {name: value for name, value in entries if value.numel() == len(value)}
     info = getattr(env.unwrapped, "last_info", None) or {}
     log = info.get("episode", info.get("log"))
     if isinstance(log, dict):
-        for name, value in log.items():
-            if isinstance(value, Tensor | Number):
-                columns[name] = value
+        entries = log.items()
+        kinds = (Tensor, Number)
+        columns |= {name: value for name, value in entries if isinstance(value, kinds)}
     numbers = {}
     for name, value in columns.items():
-        numbers[name] = torch.as_tensor(value).flatten().to(torch.float32, copy=True)
+        column = torch.as_tensor(value).flatten()
+        numbers[name] = column.to(torch.float32, copy=True)
     return numbers
 
 

@@ -14,7 +14,6 @@ from rl_games.common.ivecenv import IVecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
@@ -101,14 +100,11 @@ class RlGamesVecEnv(IVecEnv):
     def __init__(self, env: Env, seed: int | None) -> None:
         self.env = _checks.env("to_rl_games", env)
         observations = env.single_observation_space
-        self._keys = _checks.actor_and_critic(observations)
-        self.observation_space = observations
-        self.state_space: Space[Any] | None = None
-        if self._keys is not None:
-            parts = spaces.children(observations) or {}
-            self.observation_space, self.state_space = (parts[key] for key in self._keys)
-            _check_observation(self.state_space)
-        _check_observation(self.observation_space)
+        parts: dict[str, Any] = _checks.actor_and_critic(observations)
+        self._keys = list(parts)
+        self.observation_space, self.state_space = [*parts.values()] or [observations, None]
+        for part in parts.values() or [observations]:
+            _check_observation(part)
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
@@ -140,10 +136,10 @@ class RlGamesVecEnv(IVecEnv):
 
     def _observations(self, td: TensorDict) -> Observations:
         observation: Any = td["observation"]
-        if self._keys is None:
-            return observation  # type: ignore[no-any-return]
-        actor, critic = self._keys
-        return {"obs": observation[actor], "states": observation[critic]}
+        if self._keys:
+            parts = [observation[key] for key in self._keys]
+            observation = dict(zip(("obs", "states"), parts, strict=True))
+        return observation  # type: ignore[no-any-return]
 
     def seed(self, seed: int) -> None:
         """Seeds the next reset."""

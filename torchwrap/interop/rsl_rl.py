@@ -83,14 +83,14 @@ class RslRlVecEnv(VecEnv):
         remedy = 'FlattenObservation() or DtypeObservation("float32")'
         if isinstance(observations, Dict):
             for name, group in observations.items():
-                _check_space(group, f"ObservationKeys({{{name!r}: [{remedy}]}})")
+                _check_space(
+                    "observations", group, f"ObservationKeys({{{name!r}: [{remedy}]}})", 1, 3
+                )
         else:
-            _check_space(observations, remedy)
-        actions = env.single_action_space
-        if not _checks.is_float_box(actions, 1):
-            must = "actions must be a float32 Box with one dimension"
-            remedy = "Put transforms.TransformAction on the env"
-            raise ValueError(refusal("to_rsl_rl", must, actions, remedy))
+            _check_space("observations", observations, remedy, 1, 3)
+        _check_space("actions", env.single_action_space, "TransformAction", 1)
+        self.unwrapped = self  # random network distillation reads unwrapped.step_dt
+        self.step_dt = self.cfg.get("step_dt", 1)
         self.num_envs = env.num_envs
         self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
         self.device = env.device
@@ -99,16 +99,6 @@ class RslRlVecEnv(VecEnv):
             self._log_keys += recorder.keys.values()
         env.reset(seed=seed)
         self._is_first_step = True
-
-    @property
-    def unwrapped(self) -> RslRlVecEnv:
-        """The env whose `step_dt` scales the weight of random network distillation."""
-        return self
-
-    @property
-    def step_dt(self) -> float:
-        """The seconds of a step, `cfg["step_dt"]`, or 1."""
-        return float(self.cfg.get("step_dt", 1.0))
 
     @property
     def max_episode_length(self) -> int:
@@ -171,9 +161,14 @@ class _Config(dict[str, Any]):
         return dict(self)
 
 
-def _check_space(space: Space[Any], remedy: str) -> None:
-    if not _checks.is_float_box(space, 1, 3):  # rsl_rl would cast other dtypes silently
-        must = "observations must be float32 Boxes with one dimension, or three for CNNModel"
+def _check_space(
+    name: str,
+    space: Space[Any],
+    remedy: str,
+    *dims: int,
+) -> None:
+    if not _checks.is_float_box(space, *dims):  # rsl_rl would cast other dtypes silently
+        must = f"{name} must be a float32 Box with a number of dimensions in {dims}"
         raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 
@@ -184,22 +179,18 @@ class _WithStatistics:
 
     @classmethod
     def construct_algorithm(cls, obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> Any:
-        base: Any = super()
-        algorithm = base.construct_algorithm(obs, env, cfg, device)
+        algorithm = super().construct_algorithm(obs, env, cfg, device)  # type: ignore[misc]
         if isinstance(env, RslRlVecEnv):
             algorithm.env = env.env
         return algorithm
 
     def update(self) -> dict[str, float]:
-        algorithm: Any = super()
         if self.env is not None and self.is_multi_gpu:  # type: ignore[attr-defined]
             sync_statistics(self.env)
-        losses: dict[str, float] = algorithm.update()
-        return losses
+        return super().update()  # type: ignore[misc, no-any-return]
 
     def save(self) -> dict[str, Any]:
-        algorithm: Any = super()
-        saved: dict[str, Any] = algorithm.save()
+        saved: dict[str, Any] = super().save()  # type: ignore[misc]
         if self.env is not None:
             saved["env_state_dict"] = self.env.state_dict()
         return saved
@@ -207,13 +198,11 @@ class _WithStatistics:
     def load(
         self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
     ) -> bool:
-        algorithm: Any = super()
         is_wanted = load_cfg is None or load_cfg.get("env", True)
         if self.env is not None and is_wanted:
             state = loaded_dict.get("env_state_dict")
             _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
-        loads_iteration: bool = algorithm.load(loaded_dict, load_cfg, strict)
-        return loads_iteration
+        return super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc, no-any-return]
 
 
 class PPO(_WithStatistics, algorithms.PPO):
@@ -297,6 +286,10 @@ class RslRlPolicy(nn.Module):
 
     def forward(self, td: TensorDict) -> TensorDict:
         groups = _groups(td)
+        if not set(self.shapes).issubset(td.keys()):
+            fault = "the env lacks the state of the recurrent model"
+            remedy = "Use TransformedEnv(env, *policy.transforms)"
+            raise ValueError(refusal("RslRlPolicy", fault, remedy=remedy))
         own = self.model.get_hidden_state()
         # rsl_rl has the layers first.
         given = [td[name].transpose(0, 1).contiguous() for name in self.shapes]

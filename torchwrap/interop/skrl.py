@@ -95,10 +95,9 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
 def _update(agent: Agent, update: Callable[..., None], **others: Any) -> None:
     if config.torch.is_distributed:
         for module in agent.checkpoint_modules.values():
-            if isinstance(module, SkrlEnv):
-                module = module._env
-            if isinstance(module, Env):
-                sync_statistics(module)
+            env = getattr(module, "_env", module)
+            if isinstance(env, Env):
+                sync_statistics(env)
     update(**others)
 
 
@@ -162,11 +161,9 @@ class SkrlEnv(Wrapper):
     def __init__(self, env: Env) -> None:
         super().__init__(_checks.env("to_skrl", env))
         observations = env.single_observation_space
-        self._keys = _checks.actor_and_critic(observations)
-        self._spaces = [observations]
-        if self._keys is not None:
-            parts = spaces.children(observations) or {}
-            self._spaces = [parts[key] for key in self._keys]
+        parts = _checks.actor_and_critic(observations)
+        self._keys = list(parts)
+        self._spaces = list(parts.values()) or [observations]
         for space in self._spaces:
             for _, leaf in spaces.leaves(space):
                 _check_space("observations", leaf)
@@ -181,7 +178,10 @@ class SkrlEnv(Wrapper):
         root = self._pending
         self._pending = []
         if not root:  # else the env has reset itself
-            seed = config.torch.key if self._env.np_random_seed is None else None
+            seed = config.torch.key
+            if self._env.np_random_seed is not None:
+                seed = None
+                _checks.warn_untrained("to_skrl", self._env)
             root = self._flat(self._env.reset(seed=seed))
         return self._observation(root), {}
 
@@ -216,10 +216,10 @@ class SkrlEnv(Wrapper):
 
     def _flat(self, td: Any) -> list[Tensor]:
         """The observations, and the states if there are any."""
-        parts = [td["observation"]]
-        if self._keys is not None:
-            parts = [parts[0][key] for key in self._keys]
-        return [_flatten(*pair, self.num_envs) for pair in zip(self._spaces, parts, strict=True)]
+        observation = td["observation"]
+        parts = [observation[key] for key in self._keys] or [observation]
+        pairs = zip(self._spaces, parts, strict=True)
+        return [_flatten(*pair, self.num_envs) for pair in pairs]
 
     def _observation(self, flat: list[Tensor]) -> Tensor:
         observation, *states = flat
