@@ -147,7 +147,8 @@ def main(args: Args) -> dict[str, float]:
     actions = torch.zeros(*shape, *envs.single_action_space.shape)
     if agent.discrete:
         actions = actions.long()
-    logprobs, rewards, values, dones = torch.zeros(4, *shape)
+    logprobs, rewards, values = torch.zeros(3, *shape)
+    dones = torch.zeros(shape, dtype=torch.bool)
     returns: deque[float] = deque(maxlen=100)  # of the latest episodes
 
     next_obs, _ = envs.reset(seed=args.seed)
@@ -164,7 +165,7 @@ def main(args: Args) -> dict[str, float]:
                 values[step] = agent.value(obs[step])
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step].numpy())
             rewards[step] = to_tensor(reward)
-            dones[step] = to_tensor(terminated | truncated)
+            dones[step] = torch.from_numpy(terminated | truncated)
             cut = np.flatnonzero(truncated & ~terminated)
             if len(cut) > 0:  # there, next_obs belongs to a new episode
                 final_obs = np.stack(infos["final_obs"][cut])
@@ -179,9 +180,10 @@ def main(args: Args) -> dict[str, float]:
             ahead = torch.zeros(args.num_envs)
             next_value = agent.value(to_tensor(next_obs))
             for step in reversed(range(args.num_steps)):
-                not_done = 1.0 - dones[step]
-                delta = rewards[step] + args.gamma * next_value * not_done - values[step]
-                ahead = delta + args.gamma * args.gae_lambda * not_done * ahead
+                next_value = torch.where(dones[step], 0, next_value)
+                ahead = torch.where(dones[step], 0, ahead)
+                delta = rewards[step] + args.gamma * next_value - values[step]
+                ahead = delta + args.gamma * args.gae_lambda * ahead
                 advantages[step] = ahead
                 next_value = values[step]
             targets = advantages + values

@@ -151,7 +151,8 @@ def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> di
     truncated = done & ~terminated
     if truncated.any():  # take the final observation's value, not that of the next episode
         _, next_value[truncated] = agent(successor["observation"][truncated])
-    target = successor["reward"].squeeze(-1) + args.gamma * next_value * ~terminated
+    next_value = torch.where(terminated, 0, next_value)
+    target = successor["reward"].squeeze(-1) + args.gamma * next_value
     advantages = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "action", "logprob")}
     batch["advantage"] = advantages

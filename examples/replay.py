@@ -4,7 +4,7 @@
     data, td = collect(td)  # of a Collector; `transition, td = env.step(td)` can be stored, too
     buffer.extend(data)
     batch = buffer.sample(256)
-    target = batch["reward"] + batch["discount"] * value(batch["next_observation"])
+    target = td_target(batch, value(batch["next_observation"]))
 
 A transition holds its true successor, also where an episode ended. So `terminated` alone decides
 whether a target bootstraps: `discount` is 0 after a termination, and after a truncation the value
@@ -18,6 +18,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 FLAGS = ("reward", "terminated", "done")
+
+
+def td_target(batch: TensorDict | dict[str, Tensor], next_value: Tensor) -> Tensor:
+    """`reward + discount * next_value`, and `reward` where `discount` is 0: each `(n,)`.
+
+    There, `next_value` may be NaN, as of a simulator that blew up, and NaN * 0 is NaN.
+    """
+    discount = batch["discount"]
+    return batch["reward"] + torch.where(discount > 0, discount * next_value, 0)
 
 
 def n_step_returns(
