@@ -12,6 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from replay import FrameReplayBuffer, ReplayBuffer, TorchRLReplayBuffer, n_step_returns
 from stable_baselines3.common.buffers import NStepReplayBuffer
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -148,6 +149,31 @@ def test_single_frames_make_the_same_stacks(padding, n_step):
         assert (found == expected).all()
     for key in ("observation", ("next", "observation")):
         assert 4 * frames.storage[key].nbytes == stacks.storage[key].nbytes
+
+
+BUFFERS = {
+    "ring": lambda: ReplayBuffer(40, 0.9),
+    "frames": lambda: FrameReplayBuffer(2, 40, 0.9),
+    "torchrl": lambda: TorchRLReplayBuffer(40, 0.9),
+}
+
+
+@pytest.mark.parametrize("make_buffer", BUFFERS.values(), ids=BUFFERS)
+def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
+    if make_buffer is BUFFERS["torchrl"]:
+        pytest.importorskip("torchrl")
+    buffer = make_buffer()
+    env = tw.TransformedEnv(ScriptedEnv(2, (3,)), T.FrameStackObservation(2))
+    actor = nn.Sequential(nn.Flatten(), nn.Linear(6, 6))
+    td = env.reset(seed=0)
+    for _ in range(4):
+        td["action"] = actor(td["observation"])  # without no_grad
+        transition, td = env.step(td)
+        buffer.extend(transition.unsqueeze(1))
+    sample = buffer.sample(8)
+    assert sample["action"].any()
+    assert not [key for key, value in sample.items() if value.requires_grad]
+    assert transition["action"].requires_grad  # the caller's tensors keep theirs
 
 
 @pytest.fixture
