@@ -66,8 +66,8 @@ class Args:
     """reduce the learning rate linearly to zero"""
     num_envs: int = 8
     """number of parallel games"""
-    num_steps: int = 128
-    """number of steps of each game per rollout"""
+    num_steps: int | None = None
+    """number of steps of each game per rollout; None makes a batch of 1024 for any num_envs"""
     gamma: float = 0.99
     """discount factor"""
     gae_lambda: float = 0.95
@@ -84,6 +84,10 @@ class Args:
     """coefficient of the value loss"""
     max_grad_norm: float = 0.5
     """maximum norm of the gradient"""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None:
+            self.num_steps = max(1, 1024 // self.num_envs)
 
 
 def has_bfloat16(device: str) -> bool:

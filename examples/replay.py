@@ -77,9 +77,8 @@ class ReplayBuffer:
         """Stores transitions of a collection `(num_envs, num_steps)` or of a step `(num_envs,)`."""
         if data.dim() == 1:
             data = data.unsqueeze(1)
-        data = self.encode(
-            data
-        ).detach()  # an actor outside of no_grad() leaves its graph in actions
+        # Without no_grad(), an actor leaves its graph in the actions.
+        data = self.encode(data).detach()
         if self.storage is None:
             self.device = self.device or data.device or data["action"].device
             self.num_envs = len(data)
