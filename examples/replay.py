@@ -50,6 +50,30 @@ def n_step_returns(
     return returns, gamma ** (last + 1) * ~is_final, last
 
 
+def sequences(data: TensorDictBase) -> list[TensorDict]:
+    """The rows of each env for a model of sequences: an episode of n steps has n + 1 of them.
+
+    A row holds an `observation` with the `action`, `reward`, `terminated` and `done` that came with
+    it, and `is_first`. Initial observations have it set, and zeros in the other entries.
+
+    Args:
+        data: a collection `(num_envs, num_steps)`. An env's first row counts as initial.
+    """
+    rows = data["next"].select("observation", *FLAGS)
+    for name in FLAGS:
+        rows[name] = rows[name].squeeze(-1)
+    rows["action"] = data["action"]
+    rows["is_first"] = torch.zeros_like(rows["done"])
+    initial = rows.apply(torch.zeros_like)
+    initial["observation"] = data["observation"]
+    initial["is_first"] = ~rows["is_first"]
+    begins = rows["done"].roll(1, 1)
+    begins[:, 0] = True
+    pairs = torch.stack([initial, rows], 2).flatten(1, 2)
+    is_row = torch.stack([begins, torch.ones_like(begins)], 2).flatten(1, 2)
+    return [steps[kept] for steps, kept in zip(pairs, is_row)]
+
+
 class ReplayBuffer:
     """A ring of the latest transitions, as tensors `(size // num_envs, num_envs, ...)`.
 
