@@ -48,7 +48,7 @@ _VMAP_ERRORS = {
     ),
     r"control flow|\.item\(\)|data pointer|aten::equal": (
         "reads values on the host",
-        "Use tensor operators, torch.where instead of `if`",
+        "Use torch.where instead of `if`, and x[i + torch.arange(2)] instead of x[i : i + 2]",
     ),
     "dynamic shape": (
         "makes a tensor whose shape depends on values",
