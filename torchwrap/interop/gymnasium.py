@@ -248,10 +248,14 @@ class GymnasiumEnv(SimulatorEnv):
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         if not self._engine.reaches_envs:
             return super()._set_in_simulator(name, value)  # raises
-        has_attribute = self._engine.attributes(name) is not None
-        if has_attribute:
-            self._engine.call("set_wrapper_attr", name, value)
-        return has_attribute
+        if self._engine.attributes(name) is None:
+            return False
+        values = [*value] if isinstance(value, list | tuple) else [value] * self.num_envs
+        if len(values) != self.num_envs:
+            must = f"a list for the attribute {name!r} must have {self.num_envs} values"
+            raise ValueError(refusal(self._name(), must, repr(value)))
+        self._engine.set_attributes(name, values)
+        return True
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
