@@ -164,6 +164,8 @@ class GymnasiumEnv(SimulatorEnv):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
         self._next_seed = None
+        if mask.is_full:
+            self._engine.forget_lives()
         observation, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._read_infos(infos)
