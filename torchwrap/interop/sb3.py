@@ -133,18 +133,17 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         if attr_name in ("observation_space", "action_space"):  # of a single env, as in SB3
-            return self._repeat(getattr(self, attr_name), indices)
-        value = self.env.get_wrapper_attr(attr_name)
-        is_param = attr_name in getattr(self.env.unwrapped, "parameter_names", ())
-        return self._repeat(value, indices, is_each=is_param or self._is_each(value))
+            value = getattr(self, attr_name)
+        else:
+            value = self.env.get_wrapper_attr(attr_name)
+        return self._select(_checks.per_env(self.env, attr_name, value), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
             must = f"indices of set_attr must be all {self.num_envs} envs, which share attributes"
             raise ValueError(refusal("to_sb3", must, chosen))
-        has_attr = self.env.has_wrapper_attr(attr_name)
-        if has_attr and self._is_each(self.env.get_wrapper_attr(attr_name)):
+        if self.env.host_stepped and not _checks.is_shared(self.env, attr_name):
             value = [value] * self.num_envs  # To SB3, a list is one value.
         self.env.set_wrapper_attr(attr_name, value)
 
@@ -152,21 +151,11 @@ class SB3VecEnv(VecEnv):
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
         if method_name == "compute_reward":
-            method = self._compute_reward()
+            result = self._compute_reward()(*args, **kwargs)
+            results = _checks.per_env(self.env, method_name, result)
         else:
-            method = self.env.get_wrapper_attr(method_name)
-        base: Any = self.env.unwrapped
-        functions = getattr(base, "func_env", None)
-        is_masks = method_name == "action_masks"
-        if is_masks and method == getattr(functions, method_name, None):
-            # It is for a single env, like the other functions.
-            result = base._call(method_name, base.stream.key(), base.state)
-        else:
-            result = method(*args, **kwargs)
-        if isinstance(result, Tensor):
-            result = _arrays(result)
-        is_each = self._is_each(result) or (is_masks and np.ndim(result) > 1)
-        return self._repeat(result, indices, is_each)
+            results = _checks.call(self.env, method_name, *args, **kwargs)
+        return self._select(results, indices)
 
     def _compute_reward(self) -> Any:
         """The env's `compute_reward`, which HER calls with goals from stored observations."""
@@ -197,25 +186,20 @@ class SB3VecEnv(VecEnv):
         if not getattr(functions, "broadcasts", False):
             compute = torch.vmap(compute, in_dims=(0, 0, None))
 
-        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Tensor:
+        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
             achieved = torch.as_tensor(achieved_goal, device=self.env.device)
             desired = torch.as_tensor(desired_goal, device=self.env.device)
-            return compute(achieved, desired, {})
+            return _arrays(compute(achieved, desired, {}))
 
         return compute_reward
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
         records = self._recorder is not None and issubclass(wrapper_class, Monitor)
-        return self._repeat(records, indices)
+        return self._select([records] * self.num_envs, indices)
 
-    def _is_each(self, value: Any) -> bool:
-        """Whether `get_wrapper_attr` has returned one value for each env of a simulator."""
-        is_tuple = self.env.host_stepped and isinstance(value, tuple)
-        return is_tuple and len(value) == self.num_envs
-
-    def _repeat(self, value: Any, indices: VecEnvIndices, is_each: bool = False) -> list[Any]:
-        return [value[i] if is_each else value for i in self._get_indices(indices)]
+    def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> list[Any]:
+        return [values[i] for i in self._get_indices(indices)]
 
 
 class SB3VecNormalize(VecNormalize):
