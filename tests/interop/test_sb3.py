@@ -534,6 +534,34 @@ def test_params_are_read_and_written_back_with_one_row_per_env():
     assert env.params["level"].tolist() == [0, 1, 2]
 
 
+class SometimesJudged(gymnasium.Wrapper):
+    """Tells whether an episode was a success only where a pole has fallen."""
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        if result[2]:
+            info = {"is_success": 1.0}
+        return *result, info
+
+
+def successes_of(venv):
+    venv.seed(0)
+    venv.reset()
+    generator = np.random.default_rng(0)
+    infos = []
+    for _ in range(60):
+        infos += venv.step(generator.integers(0, 2, 3))[-1]
+    return [info.get("is_success") for info in infos if "terminal_observation" in info]
+
+
+def test_infos_that_an_env_lacks_are_not_in_those_of_its_final_step():
+    makers = [lambda: SometimesJudged(gymnasium.make("CartPole-v1", max_episode_steps=14))] * 3
+    vector_env = SyncVectorEnv(makers, autoreset_mode=DISABLED)
+    ours = successes_of(to_sb3(tw.from_gymnasium(vector_env, info_keys=["is_success"])))
+    assert ours == successes_of(DummyVecEnv(makers))
+    assert set(ours) == {None, 1.0}
+
+
 def test_env_is_monitored_if_it_has_record_episode_statistics():
     env = ScriptedEnv(2, (1,), 2)
     assert to_sb3(env).env_is_wrapped(Monitor) == [False] * 2

@@ -84,7 +84,12 @@ def is_shared(env: Env, name: str) -> bool:
     return per_env(env, name, value)[0] is value
 
 
-def call(env: Env, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def call(
+    env: Env,
+    name: str,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, ...]:
     """As Gymnasium's `VectorEnv.call`: calls a method, or reads an attribute, of each env.
 
     Methods of layers are called once. `action_masks(state)` of functions is for a single env.

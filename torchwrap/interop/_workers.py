@@ -73,6 +73,12 @@ class Async(Engine):
 
     def _fault_of(self, command: str, error: Exception) -> str:
         """Names the env whose worker has ended or does not answer; empty if all workers go on."""
+        remedy = NEW_ENV
+        if not self.reaches_envs:
+            remedy += (
+                ', with torchwrap.make(id, num_envs, vectorization_mode="async"): its workers send '
+                "the infos of info_keys alone"
+            )
         processes = self.vector_env.processes
         sentinels = [process.sentinel for process in processes]
         # A worker that does not answer may wait for a dead one. A worker that raised is ending.
@@ -87,9 +93,11 @@ class Async(Engine):
             answered = [pipe.poll() for pipe in self.vector_env.parent_pipes]
             index = answered.index(False) if False in answered else 0
             fault = f"env {index} did not finish {command} in worker_timeout={self._timeout} s"
-        else:
+        elif self.reaches_envs:
             return ""
-        return refusal(self.name, fault, remedy=NEW_ENV)
+        else:
+            fault = f"could not batch the results of {command} ({error!r})"
+        return refusal(self.name, fault, remedy=remedy)
 
 
 def answer_time(owner: str, worker_timeout: float | None) -> float | None:

@@ -104,8 +104,12 @@ class SB3VecEnv(VecEnv):
             finished = dones.nonzero()[0]
             rows = successor[torch.as_tensor(finished, device=self.env.device)]
             columns = self._final_infos(rows)
+            masks = getattr(self.env.unwrapped, "successor_info_masks", {})
             for i, row in enumerate(finished):
                 infos[row] = _row(columns, i)
+                for name, mask in masks.items():
+                    if not mask[row]:
+                        infos[row].pop(name, None)
         return _arrays(td["observation"]), rewards, dones, infos
 
     def _final_infos(self, successor: TensorDict) -> dict[str, Any]:

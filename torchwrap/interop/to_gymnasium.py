@@ -231,7 +231,11 @@ def _to_array(column: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _batch_infos(values: Info | TensorDict, rows: Mask, masks: Mapping[str, Mask]) -> Info:
+def _batch_infos(
+    values: Info | TensorDict,
+    rows: Mask,
+    masks: Mapping[str, Mask],
+) -> Info:
     """Infos as Gymnasium batches them: zeros outside of a mask, which is under `_name`.
 
     `masks` has those of the entries that are not in every row.
