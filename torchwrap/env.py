@@ -604,9 +604,11 @@ class Env(BatchedModule):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
 
-        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises
-        an AttributeError for a constructor argument of a transform, and where a simulator or a
-        function would not see the value.
+        For `params` and envs of a simulator, a list or tuple has one value per env, as for
+        Gymnasium's `set_attr`; another value is for all of them. If no layer has the attribute,
+        `force` sets it on this layer. Returns whether it was set. Raises an AttributeError for a
+        constructor argument of a transform, and where a simulator or a function would not see the
+        value, and a ValueError for a list of another length or a value that `params` cannot hold.
         """
         if force or self.has_wrapper_attr(name):
             setattr(self, name, value)
