@@ -243,9 +243,10 @@ STACKS = {
     "a user's state": (continuous, lambda: [T.ClipAction(), Smooth(), frames(2), frames(2)]),
     "no state": (continuous, lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3)]),
     "initial observations": (continuous, lambda: [T.NormalizeObservation(), MarkInitial()]),
+    "delays": (continuous, lambda: [T.ClipAction(), T.DelayAction(1), T.DelayObservation(2)]),
     "a recurrent policy": (functools.partial(ScriptedEnv, observation_space=DICT), recurrent),
 }
-FAST = ("control", "a recurrent policy")
+FAST = ("control", "delays", "a recurrent policy")
 SLOW = ("images", "a user's state")
 exports = pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=full) for name in SLOW)]
