@@ -623,6 +623,36 @@ def test_torchscript_is_refused(name, wrap):
         torch.jit.trace(wrap(module), module.example_inputs()[:1])
 
 
+class ReadsCritic(nn.Module):
+    """Computes with dtype, device and shape of a critic, but not with its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Linear(3, 2)
+        self.critic = nn.Linear(7, 2, dtype=torch.float64)
+
+    def forward(self, td):
+        weight = next(self.critic.parameters())
+        scale = torch.ones(weight.shape[:1], dtype=weight.dtype, device=self.critic.bias.device)
+        return self.actor(td["observation"]) * scale.float()
+
+
+def in_a_function(module):
+    return lambda td: module(td)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("hold", [lambda module: module, in_a_function], ids=["module", "function"])
+@torch.no_grad()
+def test_weights_whose_values_no_action_depends_on_stay(hold):
+    policy = ReadsCritic()
+    module = tw.deploy(stack(continuous), hold(policy))
+    raw = torch.randn(4, 3)
+    expected = policy({"observation": raw})
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+    torch.testing.assert_close(export(module).module()(raw), expected)
+
+
 # Observations that the policy reads.
 
 SENSORS = spaces.Dict(
@@ -780,6 +810,18 @@ def test_transform_is_refused_by_name(transform, policy, words):
         tw.deploy(stack(continuous, transform()), policy)
 
 
+def test_everything_that_cannot_be_deployed_is_named_at_once():
+    groups = T.ObservationGroups({"a": [AddNoise()], "b": []})
+    delay = T.DelayObservation(torch.arange(NUM_ENVS))
+    repeating = W.RepeatAction(continuous(), 3)
+    env = tw.TransformedEnv(repeating, T.StickyAction(0.5), delay, groups)
+    with pytest.raises(ValueError, match="without") as raised:
+        tw.deploy(env, zero)
+    text = str(raised.value)
+    names = json.loads(text[text.index("without=") + 8 : text.index("`,")])
+    assert set(names) == {"AddNoise", "StickyAction", "DelayObservation", "RepeatAction"}
+
+
 def test_wrapper_that_drives_the_env_is_refused_by_name():
     with pytest.raises(ValueError, match="RepeatAction"):
         tw.deploy(W.RepeatAction(ENV, 3), zero)
@@ -894,6 +936,21 @@ def test_metadata_lists_the_transforms_that_are_kept():
         text.partition("(")[0] for text in deployed("a recurrent policy")[0].metadata["transforms"]
     ]
     assert names == ["TimeAwareObservation", "DiscretizeAction"]
+
+
+def test_metadata_leaves_out_transforms_and_groups_that_are_not_deployed():
+    actor = [AddNoise(), T.ClipObservation(-9, 9), T.AddNoise(0.1, in_eval=False)]
+    critic = [T.ClipObservation(-1, 1)]
+    env = stack(
+        continuous,
+        T.AddNoise(0.1, in_eval=False),
+        T.ObservationGroups({"actor": actor, "critic": critic}),
+    )
+    policy = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
+    module = tw.deploy(env, policy, observations=["actor"], without=[AddNoise])
+    clip = repr(actor[1])
+    groups = f"ObservationGroups(groups={{'actor': [{clip}]}})"
+    assert module.metadata["transforms"] == [groups]
 
 
 def test_initial_state_of_a_policy_is_its_fill():

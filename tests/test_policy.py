@@ -399,7 +399,7 @@ def test_evaluate_of_a_policy_with_state_of_its_own_raises(make_policy):
 def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_steps):
     collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), None, num_steps)
     collect.policy = make_policy()
-    with pytest.raises(ValueError, match="PolicyState"):  # noqa: PT012
+    with pytest.raises(ValueError, match="PolicyState"):
         _, td = collect()
         _, td = collect(td)
         collect(td)
@@ -454,7 +454,9 @@ def spectral_norm(norm):
 
 
 STATELESS = {
-    "batch norm": lambda: layers(nn.Linear(2, NUM_ENVS), nn.BatchNorm1d(NUM_ENVS), nn.LazyLinear(6)),
+    "batch norm": lambda: layers(
+        nn.Linear(2, NUM_ENVS), nn.BatchNorm1d(NUM_ENVS), nn.LazyLinear(6)
+    ),
     "average of batches": lambda: layers(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 6)),
     "user's statistics": Learns,
     "cache and results": Keeps,

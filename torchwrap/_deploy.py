@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -42,6 +43,8 @@ Part = Transform | Wrapper
 State = Mapping[str, Tensor]
 Names = Sequence[str | type]
 Copies = dict[Any, Any]
+Faults = dict[str, str]
+"""Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
 
@@ -131,13 +134,16 @@ class DeployedPolicy(nn.Module):
         without: Names,
     ) -> None:
         super().__init__()
-        kept, spaces_below = _deployable(env, without)
+        faults: Faults = {}
+        kept, spaces_below = _deployable(env, without, faults)
         self._signature = env.signature
         self._observations = observations
         self._space = spaces_below["observation"]
         self._action_space = spaces_below["action"]
         copies: Copies = {}
-        self.transforms = _frozen(kept, observations or (), without, copies)
+        self.transforms, described = _frozen(kept, observations or (), without, copies, faults)
+        if faults:
+            raise _unusable(faults)
         if isinstance(policy, nn.Module):
             self.policy: Policy = _copied(policy, copies)
         self.networks = self._copy_functions(policy, copies)
@@ -155,7 +161,7 @@ class DeployedPolicy(nn.Module):
         if observations is not None:
             self._space = self._needed_space()
         self._check(env)
-        self.metadata = self._describe(env, kept)
+        self.metadata = self._describe(env, described)
 
     @property
     def _device(self) -> torch.device:
@@ -303,7 +309,8 @@ class DeployedPolicy(nn.Module):
                     initial = transform.reset(initial, mask)
                 observation = mask.where(initial["observation"], observation)
         except KeyError as error:
-            raise _unusable(transform, f"it reads {error}, as only an env provides") from error
+            fault = f"it reads {error}, as only an env provides"
+            raise _unusable({type(transform).__name__: fault}) from error
         if self._observations is None:
             return observation
         return observation.select(*self._observations)
@@ -362,7 +369,7 @@ class DeployedPolicy(nn.Module):
         action = _value(self._action_space, action, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
 
-    def _describe(self, env: Env, kept: Sequence[Transform]) -> dict[str, Any]:
+    def _describe(self, env: Env, transforms: list[str]) -> dict[str, Any]:
         import torchwrap
 
         state = {}
@@ -375,8 +382,7 @@ class DeployedPolicy(nn.Module):
             "observation": _described(self._space),
             "action": _described(self._action_space),
             "state": state,
-            # without the addresses of functions
-            "transforms": [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in kept],
+            "transforms": transforms,
         }
 
 
@@ -425,8 +431,11 @@ class _Function:
 
     @functools.cached_property
     def _copy(self) -> FunctionType:
-        variables = {**policies.variables_of(self.function), **self.variables}
-        code = self.function.__code__
+        function: Any = self.function
+        # without `__name__`, by which Dynamo would find the original variables
+        variables = {"__builtins__": function.__builtins__, **policies.variables_of(function)}
+        variables.update(self.variables)
+        code = function.__code__
         cells = tuple([CellType(variables[name]) for name in code.co_freevars])
         found = FunctionType(code, variables, None, self.defaults, cells)
         found.__kwdefaults__ = self.keywords
@@ -530,6 +539,7 @@ def _plain(space: Space[Any], value: Value) -> Tree:
 def _deployable(
     env: Env,
     without: Names,
+    faults: Faults,
 ) -> tuple[list[Transform], dict[str, Space[Any]]]:
     """The transforms of the module, innermost first, and the spaces below them."""
     _check_without(env, without)
@@ -538,8 +548,7 @@ def _deployable(
     below_all = {name: getattr(env.unwrapped, f"single_{name}_space") for name in hooks_of}
     for part, below, above in _parts(env):
         if not _is_named(part, without):
-            deployed = _deployed(part)
-            if deployed is not None:
+            if _deployed(part, faults) is not None:
                 kept.append(part)  # type: ignore[arg-type]
             continue
         for name, hooks in hooks_of.items():
@@ -558,11 +567,11 @@ def _check_without(env: Env, without: Names) -> None:
     for part in env.modules():
         if isinstance(part, Transform) and not isinstance(part, Compose):
             parts.append(part)  # also inside of groups
-    for entry in without:
-        if not any(_is_named(part, [entry]) for part in parts):
-            names = sorted({type(part).__name__ for part in parts})
-            must = f"without must name transforms and wrappers of the env, among {names}"
-            raise ValueError(refusal("deploy", must, repr(entry)))
+    unknown = [entry for entry in without if not any(_is_named(part, [entry]) for part in parts)]
+    if unknown:
+        names = sorted({type(part).__name__ for part in parts})
+        must = f"without must name transforms and wrappers of the env, among {names}"
+        raise ValueError(refusal("deploy", must, unknown))
 
 
 def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
@@ -591,11 +600,12 @@ def _overrides(transform: Transform, hooks: Sequence[str]) -> bool:
     return any(getattr(kind, hook) is not getattr(Transform, hook) for hook in hooks)
 
 
-def _deployed(part: Part) -> Transform | None:
+def _deployed(part: Part, faults: Faults) -> Transform | None:
     try:
         return part.deployed()
     except ValueError as error:
-        raise _unusable(part, str(error)) from error
+        faults[type(part).__name__] = str(error)
+        return None
 
 
 def _frozen(
@@ -603,10 +613,14 @@ def _frozen(
     observations: Sequence[str],
     without: Names,
     copies: Copies,
-) -> Compose:
-    """Copies in eval mode with one initial row of state, replaced by their `deployed()`."""
+    faults: Faults,
+) -> tuple[Compose, list[str]]:
+    """Copies in eval mode with one initial row of state, replaced by their `deployed()`.
+
+    Returns also a description of each copy before it is replaced.
+    """
     transforms = Compose(copy.deepcopy(kept, copies))
-    transforms.eval().requires_grad_(False)
+    transforms.eval()
     for module in list(transforms.modules()):
         if isinstance(module, ObservationGroups) and set(module.parts) & set(observations):
             for name in set(module.parts) - set(observations):
@@ -616,19 +630,27 @@ def _frozen(
             module._warn_untrained(OWNER)
             for name in module._env_buffer_names:
                 _keep_first_row(module, name)
+    replacements: list[tuple[Compose, str, Transform]] = []
     for compose in list(transforms.modules()):
         if isinstance(compose, Compose):
             for name, part in list(compose._modules.items()):
-                if _is_named(part, without):
-                    compose.add_module(name, Transform())
-                elif not isinstance(part, Compose):
-                    compose.add_module(name, _deployed(part) or Transform())
+                found: Transform | None = part
+                if not isinstance(part, Compose):
+                    found = None if _is_named(part, without) else _deployed(part, faults)
+                if found is None or type(found) is Transform:  # the identity
+                    delattr(compose, name)
+                else:
+                    replacements.append((compose, name, found))
+    # without the addresses of functions
+    described = [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in transforms]
+    for compose, name, found in replacements:
+        compose.add_module(name, found)
     for module in transforms.modules():
         if isinstance(module, Transform):
             module._checked = frozenset(("action", "step", "reset"))  # in the env
         if any(isinstance(child, Stream) for child in module.children()):
-            raise _unusable(module, "it draws random numbers")
-    return transforms.eval()
+            faults[type(module).__name__] = "it draws random numbers"
+    return transforms, described
 
 
 def _keep_first_row(module: BatchedModule, name: str) -> None:
@@ -647,10 +669,13 @@ def _ignores_starts(transform: Transform) -> bool:
     return hooks in same and not _env_buffers(transform)
 
 
-def _unusable(part: nn.Module, fault: str) -> ValueError:
-    name = type(part).__name__
-    remedy = f'Leave it out with `without=["{name}"]`, if the caller takes over its work'
-    return ValueError(refusal("deploy", f"cannot use {name}, because {fault}", remedy=remedy))
+def _unusable(faults: Faults) -> ValueError:
+    reasons = [f"{name}, because {fault}" for name, fault in faults.items()]
+    must = f"cannot use {' and '.join(reasons)}"
+    remedy = (
+        f"Leave it out with `without={json.dumps(list(faults))}`, if the caller takes over its work"
+    )
+    return ValueError(refusal("deploy", must, remedy=remedy))
 
 
 def _described(space: Space[Any]) -> dict[str, Any]:

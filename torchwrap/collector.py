@@ -18,7 +18,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Root, Step
-from torchwrap.policy import DECLARED, NUM_FIRST_CALLS, FirstCalls, Policy, act, modules_of
+from torchwrap.policy import DECLARED, FirstCalls, Policy, act, modules_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
@@ -140,8 +140,6 @@ class Collector:
                     storage[key] = leaf.new_empty(self.num_steps, *leaf.shape)
             for key, value in storage.items():
                 value[step].copy_(transition.get(key))
-        if self._first_calls is not None and self._first_calls.number == NUM_FIRST_CALLS:
-            self._first_calls = None
         return storage, root
 
     def _step(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
@@ -274,10 +272,10 @@ def evaluate(
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
     with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
-        first_calls = None if policy is None else FirstCalls("evaluate", policy)
+        if policy is not None:
+            policy = FirstCalls("evaluate", policy)
         for step in itertools.count(1):
-            acting = first_calls if step <= NUM_FIRST_CALLS else policy
-            transition, td = env.step(act(env, acting, td))
+            transition, td = env.step(act(env, policy, td))
             successor = transition["next"]
             totals[:, :1] += successor["reward"]
             totals[:, 1] += 1

@@ -226,8 +226,10 @@ class FirstCalls(OperatorMode):
         """Tensors of this call by id, as long as something holds them."""
 
     def __call__(self, td: TensorDict) -> Tensor | TensorDictBase:
+        if self.number == NUM_FIRST_CALLS:
+            return self.policy(td)
         given = rows.leaves(td)
-        if self.number == NUM_FIRST_CALLS or any(map(rows.is_traced, given)):
+        if any(map(rows.is_traced, given)):
             return self.policy(td)
         self.number += 1
         self.earlier = self.known
