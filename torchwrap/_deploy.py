@@ -60,8 +60,9 @@ def deploy(
 
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
-    function computes with copies of the modules that it names. Rewards, time limits and statistics
-    of episodes are left out.
+    function computes with copies of what it and other functions of its file name; of a plain object
+    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
+    out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -82,9 +83,9 @@ def deploy(
             `StickyAction` and `RepeatAction`, because the caller takes over their work.
 
     Raises:
-        TypeError, ValueError: for a policy that draws random numbers or keeps state of its own, a
-            function that uses a tensor outside of modules, and a transform or wrapper that draws
-            random numbers, drives the env, or needs the reward.
+        TypeError, ValueError: for a policy that draws random numbers, carries state of its own or
+            cannot be copied, and transforms and wrappers that draw random numbers, drive the env,
+            or need the reward.
 
     >>> import torchwrap as tw; from torchwrap import transforms as T
     >>> env = tw.make("CartPole-v1", 8)
@@ -567,7 +568,10 @@ def _check_without(env: Env, without: Names) -> None:
     for part in env.modules():
         if isinstance(part, Transform) and not isinstance(part, Compose):
             parts.append(part)  # also inside of groups
-    unknown = [entry for entry in without if not any(_is_named(part, [entry]) for part in parts)]
+    unknown = []
+    for entry in without:
+        if not any(_is_named(part, [entry]) for part in parts):
+            unknown.append(entry)
     if unknown:
         names = sorted({type(part).__name__ for part in parts})
         must = f"without must name transforms and wrappers of the env, among {names}"

@@ -36,7 +36,7 @@ class Collector:
         policy: takes a TensorDict with `observation` and returns it with `action` (and other
             entries to be kept, such as a log probability), or returns the action alone. It may
             modify its input. None acts at random. A recurrent one declares its state with
-            `PolicyState`.
+            `PolicyState`; one that carries it in an attribute or a buffer raises a ValueError.
         num_steps: transitions per env and call.
         keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
             keeps everything.
