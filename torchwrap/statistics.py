@@ -29,8 +29,8 @@ class RunningMeanStd(BatchedModule):
     components of their rows count. `count` is the number of values per component. There is no
     pseudo-count prior: before its first value, the mean of a component is 0 and the variance 1.
 
-    The module keeps float64 sums of differences from a reference, a value of the first batch of each
-    component, and int64 counts. Thus a large mean does not cancel: with
+    The module keeps float64 sums of differences from a reference, the smallest value of a component
+    in the first batch that has any, and int64 counts. Thus a large mean does not cancel: with
     R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums. A
     reference among n rows has R <= n, so even 1e12 rows leave four digits. The variance of a
     feature that never changes is exactly 0.
