@@ -368,6 +368,7 @@ class Env(BatchedModule):
 
     # State.
 
+    @torch.no_grad()
     def snapshot(self) -> TensorDict:
         """The whole state of the env, and the last root as you left it.
 

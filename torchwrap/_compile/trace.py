@@ -20,6 +20,7 @@ from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
+from torchwrap._core.generators import DRAWING
 from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import Nested
 from torchwrap.env import Env
@@ -33,11 +34,6 @@ _IN_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.rand
 _HOST_READS = {
     *("item", "tolist", "numpy", "nonzero", "argwhere"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),
-}
-_GENERATORS = {
-    *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm"),
-    *("normal", "bernoulli", "multinomial", "poisson", "dropout", "normal_", "uniform_"),
-    *("random_", "exponential_", "bernoulli_", "cauchy_", "geometric_"),
 }
 _LIBRARIES = ("torch", "tensordict")
 
@@ -153,7 +149,7 @@ class NoGenerators(OperatorMode):
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _GENERATORS:
+        if name in DRAWING or name == "dropout":
             remedy = "Use torchwrap.random, with a stream of `signature.stream()` or the `rng`"
             raise Refusal(f"draws from PyTorch's global generator ({name})", remedy)
         return func(*args, **kwargs)
