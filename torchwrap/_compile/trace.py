@@ -19,6 +19,7 @@ from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import resolved
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
@@ -104,7 +105,7 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
+    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
