@@ -219,10 +219,11 @@ class Env(BatchedModule):
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
         """
         seed = self._check_reset_input(seed, mask, options)
-        last = self._status.root
+        last: TensorDict | None = None
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device)
         else:
+            last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
         self._status.unfinished = "reset()"
         if last is not None and not rows.any():

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import resolved
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import DRAWING
@@ -100,7 +101,7 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
+    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
