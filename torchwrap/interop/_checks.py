@@ -104,6 +104,49 @@ def is_float_box(space: Any, *dims: int) -> bool:
     return has_shape and space.dtype == np.float32
 
 
+def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
+    """A result of `get_wrapper_attr(name)`, or of a call of it, for each env.
+
+    Envs of a simulator, `params` and `action_masks` have one each. Layers have one for all envs.
+    """
+    is_each = name in getattr(env.unwrapped, "parameter_names", ())
+    if name == "action_masks":
+        is_each = np.ndim(value) > 1
+    elif env.host_stepped and isinstance(value, tuple):
+        is_each = len(value) == env.num_envs
+    return tuple(value) if is_each else (value,) * env.num_envs
+
+
+def is_shared(env: Env, name: str) -> bool:
+    """Whether an attribute has one value for all envs, or is not set yet."""
+    if not env.has_wrapper_attr(name):
+        return True
+    value = env.get_wrapper_attr(name)
+    return per_env(env, name, value)[0] is value
+
+
+def call(
+    env: Env,
+    name: str,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, ...]:
+    """As Gymnasium's `VectorEnv.call`: calls a method, or reads an attribute, of each env.
+
+    Methods of layers are called once. `action_masks(state)` of functions is for a single env.
+    """
+    result = env.get_wrapper_attr(name)
+    base: Any = env.unwrapped
+    functions = getattr(base, "func_env", None)
+    if name == "action_masks" and result == getattr(functions, name, None):
+        result = base._call(name, base.stream.key(), base.state)
+    elif callable(result):
+        result = result(*args, **kwargs)
+    if isinstance(result, Tensor):
+        result = result.numpy(force=True)
+    return per_env(env, name, result)
+
+
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
     """Raises a ValueError for discrete observations or actions that count from another number."""
     for _, leaf in spaces.leaves(space):
