@@ -34,15 +34,22 @@ def strict(graph, example, options):
     return run
 
 
-@pytest.fixture(
-    params=["strict", pytest.param("inductor", marks=[pytest.mark.compiles, full])],
-)
+@pytest.fixture
 def tolerance(request, monkeypatch):
-    """The tolerance of what `tw.compile` makes in this test."""
-    if request.param == "inductor":
+    """The tolerance of what `tw.compile` makes in this test: by Inductor, or by its stand-in."""
+    if getattr(request, "param", None) == "inductor":
         return INDUCTOR
     monkeypatch.setattr(graphs, "inductor", strict)
     return AOT
+
+
+def cases(names, *through_inductor):
+    """Cases by name with the stand-in, and some of them through Inductor too."""
+    parameters = [pytest.param(name, "strict", id=name) for name in names]
+    marks = [pytest.mark.compiles, full]
+    for name in through_inductor:
+        parameters.append(pytest.param(name, "inductor", id=f"{name}, Inductor", marks=marks))
+    return pytest.mark.parametrize("name, tolerance", parameters, indirect=["tolerance"])
 
 
 def both(make):
@@ -69,7 +76,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@cases(VIEWS, "a permuted", "a column-major")
 def test_view_as_observation_matches_eager(name, tolerance):
     function, shape, result = VIEWS[name]
     space = Box(-float("inf"), float("inf"), result)
@@ -114,7 +121,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
+@cases(STATES, "an expanded", "a lazily negated", "a zero")
 def test_policy_state_in_another_layout_matches_eager(name, tolerance):
     found = []
     for collect in both(recurrent):
@@ -174,7 +181,7 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+@cases(ACTIONS, "a lazily negated", "a zero")
 def test_action_in_another_layout_matches_eager(name, tolerance):
     found = []
     for env in both(lambda: ScriptedEnv(NUM_ENVS)):
@@ -225,7 +232,7 @@ def last_reward(env):
 
 
 @pytest.mark.parametrize("buffer", ["scale", "shift"])
-@pytest.mark.parametrize("name", DATA)
+@cases(DATA, "an expanded", "one row")
 def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
     envs = both(scaled)
     before = [last_reward(env) for env in envs]
