@@ -13,6 +13,7 @@ from torch import nn
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap._compile import graph as graphs
+from torchwrap._compile import internals
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -242,6 +243,11 @@ def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
     after = [last_reward(env) for env in envs]
     torch.testing.assert_close(*before, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(*after, rtol=tolerance, atol=tolerance)
+
+
+def test_data_is_followed_without_the_guard_of_dynamo(tolerance, monkeypatch):
+    monkeypatch.setattr(internals, "TensorGuards", None)
+    test_data_of_a_transforms_tensor_is_followed("an expanded", "scale", tolerance)
 
 
 def test_data_of_a_transforms_buffer_over_a_simulator_is_followed(tolerance):
