@@ -1,4 +1,4 @@
-"""compile: puts graphs in the place of a step, of transforms over a simulator, or of a rollout."""
+"""compile: an env's step, its transforms, or a collector's rollout as graphs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ def compile(
 
     Results agree with eager mode up to rounding. A graph reads and writes the buffers and
     parameters of the env and of the policy: an `nn.Module`, a method of one, or a function that
-    names modules. Python values and NumPy arrays are constants of a graph: it keeps those of its
-    trace, so put values that change into buffers. A call that finds other modules, modes or devices
-    compiles another graph. Code that cannot be followed is refused.
+    names modules. A call that finds other modules, modes, hooks, layouts or devices, or another
+    `collector.policy`, compiles another graph.
+
+    Python values and NumPy arrays are constants of a graph, as with `jax.jit`; so is what closures,
+    globals and attributes hold. Hold what changes in a buffer. The code is traced twice, so a value
+    that each call changes is refused; one that changes later is not noticed.
 
     If a simulator on the host steps the env, only its transforms are compiled. Compile the
     outermost env, last: a compiled env cannot be wrapped, and copies run eagerly. Do not use the
