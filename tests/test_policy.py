@@ -200,6 +200,15 @@ def test_state_with_gradient_does_not_reach_the_root():
     assert not td["hidden"].requires_grad and not transition[HIDDEN].requires_grad
 
 
+def test_snapshot_of_a_root_with_a_learned_state_keeps_no_graph():
+    env = tw.TransformedEnv(ScriptedEnv(2), tw.PolicyState({"hidden": (3,)}))
+    td = env.reset()
+    td["hidden"] = torch.nn.Parameter(torch.ones(3)).expand(2, 3)
+    snapshot = env.snapshot()
+    assert not snapshot["hidden"].requires_grad
+    assert torch.equal(snapshot["hidden"], torch.ones(2, 3))
+
+
 def test_bare_and_random_actions_leave_the_state_as_it_is():
     env = make(2, episode_lengths=None)
     td = env.reset(seed=0)

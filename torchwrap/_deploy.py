@@ -651,7 +651,8 @@ def _frozen(
         compose.add_module(name, found)
     for module in transforms.modules():
         if isinstance(module, Transform):
-            module._checked = frozenset(("action", "step", "reset"))  # in the env
+            # In the env. A batch may have any size here.
+            module._checked = dict.fromkeys(("action", "step", "reset"))
         if any(isinstance(child, Stream) for child in module.children()):
             faults[type(module).__name__] = "it draws random numbers"
     return transforms, described

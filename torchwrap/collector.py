@@ -165,7 +165,7 @@ class Collector:
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: Any, last: TensorDict) -> None:
-        """Raises unless `td` is the last root, or another one with its observation."""
+        """Raises unless `td` is like the last root, and has its observation."""
         env = self.env
         must = 'td must be a TensorDict with "observation"'
         if not isinstance(td, TensorDictBase):
@@ -183,15 +183,22 @@ class Collector:
                     remedy=DECLARED,
                 )
             )
-        if td is last:
-            return
+        owner = env._name()
         space = env.single_observation_space
         observation = td["observation"]
-        spaces.check(env._name(), "the observation", space, observation, env.num_envs, env.device)
+        is_last = td is last
+        given = (env.num_envs, env.device, not is_last)
+        spaces.check(owner, "the observation", space, observation, *given)
+        for name, row in policies.declared(env.signature).items():
+            shape = (env.num_envs, *row.shape)
+            value = td.get(name, None)
+            spaces.check_tensor(owner, name, value, shape, row.dtype, env.device, DECLARED)
+        if is_last:
+            return
         expected = spaces.to_device(last["observation"], env.device)
         equal = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-        is_last = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
-        if "next" in keys or not is_last:
+        is_equal = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
+        if "next" in keys or not is_equal:
             raise ValueError(
                 refusal(
                     "Collector",

@@ -119,19 +119,21 @@ class PolicyState(Transform):
 
 def keys(signature: Signature) -> list[str]:
     """The keys of a root, without infos."""
-    names = list(signature.policy_state)
-    if names:
-        names.append(IS_INIT)
-    return ["observation", *names]
+    return ["observation", *declared(signature)]
+
+
+def declared(signature: Signature) -> dict[str, EnvBuffer]:
+    """The entries of a root that belong to the policy."""
+    entries = dict(signature.policy_state)
+    if entries:
+        entries[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
+    return entries
 
 
 def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
     entries = {}
-    rows = dict(signature.policy_state)
-    if rows:
-        rows[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
-    for name, row in rows.items():
+    for name, row in declared(signature).items():
         entries[name] = row.allocate(None, signature.num_envs, signature.device)
     return entries
 

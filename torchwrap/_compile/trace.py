@@ -18,8 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import resolved
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
+from torchwrap._core.generators import DRAWING
 from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import Nested
 from torchwrap.env import Env
@@ -33,11 +35,6 @@ _IN_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.rand
 _HOST_READS = {
     *("item", "tolist", "numpy", "nonzero", "argwhere"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),
-}
-_GENERATORS = {
-    *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm"),
-    *("normal", "bernoulli", "multinomial", "poisson", "dropout", "normal_", "uniform_"),
-    *("random_", "exponential_", "bernoulli_", "cauchy_", "geometric_"),
 }
 _LIBRARIES = ("torch", "tensordict")
 
@@ -104,7 +101,7 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
+    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
@@ -153,7 +150,7 @@ class NoGenerators(OperatorMode):
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _GENERATORS:
+        if name in DRAWING or name == "dropout":
             remedy = "Use torchwrap.random, with a stream of `signature.stream()` or the `rng`"
             raise Refusal(f"draws from PyTorch's global generator ({name})", remedy)
         return func(*args, **kwargs)
