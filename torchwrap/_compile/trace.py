@@ -158,7 +158,7 @@ class NoGenerators(OperatorMode):
 
 def _line(frame: FrameType | None) -> str:
     """The innermost line outside of PyTorch, tensordict and the modes."""
-    modes = (__name__, OperatorMode.__module__)
+    modes = (__name__, OperatorMode.__module__, act.__module__)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if module not in modes and module.partition(".")[0] not in _LIBRARIES:
