@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -143,8 +144,8 @@ class FunctionalEnv(Env):
             )
         signature = Signature(
             num_envs,
-            func_env.observation_space,
-            func_env.action_space,
+            copy.deepcopy(func_env.observation_space),  # a class shares its spaces' generators
+            copy.deepcopy(func_env.action_space),
             validation.device(owner, device),
             max_episode_steps,
             first_index,
@@ -157,7 +158,7 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
-            self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
+            self.register_env_buffer(f"params_{name}", value.detach().to(device, copy=True))
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
@@ -341,7 +342,7 @@ class FunctionalEnv(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         if name in self.parameter_names:
-            return self.params[name]
+            return self.params[name].clone()
         if hasattr(self, name) or not hasattr(self.func_env, name):
             return super().get_wrapper_attr(name)
         return getattr(self.func_env, name)
@@ -359,11 +360,7 @@ class FunctionalEnv(Env):
                 raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
         parameter = self.params[name]
-        try:
-            parameter.copy_(torch.as_tensor(value))
-        except (TypeError, ValueError, RuntimeError) as error:
-            must = f"params[{name!r}] must broadcast to {tuple(parameter.shape)}"
-            raise ValueError(refusal(self._name(), must, validation.shown(value))) from error
+        parameter.copy_(_parameter(f"{self._name()}: params[{name!r}]", value, parameter))
         return True
 
     # Rendering.
@@ -496,6 +493,29 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
     return tensordict(parts, num_rows)
+
+
+def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
+    """One value for all envs, or a list or tuple with one per env, as a parameter like another."""
+    parameter = torch.empty_like(like)
+    rows: Any = [parameter]
+    values = [value]
+    if isinstance(value, list | tuple):
+        rows = parameter
+        values = [*value]
+    try:
+        for row, item in zip(rows, values, strict=True):
+            given = item if isinstance(item, Tensor) else torch.as_tensor(np.asarray(item))
+            given = given.detach().to(like.device).expand_as(row)
+            row.copy_(given)
+            # Floats are rounded. Another dtype holds the value itself.
+            is_changed = row.isinf() != given.isinf() if row.is_floating_point() else row != given
+            if is_changed.any():
+                raise ValueError(f"{like.dtype} cannot hold {item}")
+    except (TypeError, ValueError, RuntimeError) as error:
+        must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
+        raise ValueError(refusal(owner, must, validation.shown(value))) from error
+    return parameter
 
 
 def _defines(func_env: Functions, name: str) -> bool:

@@ -605,7 +605,8 @@ class _Leaf(nn.Module):
         self.shape = space.shape or ()
         self.dtype = dtype(space)
         for name, number in numbers.items():
-            self.register_buffer(name, torch.tensor(number, device=device), persistent=False)
+            value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
+            self.register_buffer(name, value, persistent=False)
 
 
 class _Counted(_Leaf):
