@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -185,10 +187,14 @@ class Env(BatchedModule):
         )
 
     def _seed(self, seed: int, mask: RowMask) -> None:
-        """Seeds every random stream in the rows of `mask`."""
-        for module in self.modules():
+        """Seeds every random stream in the rows of `mask`, each of a transform by its name."""
+        counts: collections.Counter[str] = collections.Counter()
+        for path, module in self.named_modules():  # inner layers first
             if isinstance(module, Stream):
-                module.seed(seed, mask)
+                name = re.sub(r"^(env\.)+", "", path)  # whatever the number of layers above
+                counts[name] += 1
+                is_named = module.tag > 1
+                module.seed(seed, mask, f"{name} {counts[name]}" if is_named else "")
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: Tensor | None = None
@@ -228,10 +234,11 @@ class Env(BatchedModule):
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
         """
         seed = self._check_reset_input(seed, mask, options)
-        last = self._status.root
+        last: TensorDict | None = None
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device)
         else:
+            last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
         self._status.unfinished = "reset()"
         if last is not None and not rows.any():
@@ -379,6 +386,7 @@ class Env(BatchedModule):
 
     # State.
 
+    @torch.no_grad()
     def snapshot(self) -> TensorDict:
         """The whole state of the env, and the last root as you left it.
 
@@ -664,9 +672,11 @@ class Env(BatchedModule):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
 
-        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises
-        an AttributeError for a constructor argument of a transform, and where a simulator or a
-        function would not see the value.
+        For `params` and envs of a simulator, a list or tuple has one value per env, as for
+        Gymnasium's `set_attr`; another value is for all of them. If no layer has the attribute,
+        `force` sets it on this layer. Returns whether it was set. Raises an AttributeError for a
+        constructor argument of a transform, and where a simulator or a function would not see the
+        value, and a ValueError for a list of another length or a value that `params` cannot hold.
         """
         if force or self.has_wrapper_attr(name):
             setattr(self, name, value)

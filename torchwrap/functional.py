@@ -18,7 +18,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.generators import no_foreign_draws
+from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options, old_time
 from torchwrap.random import Key, Stream
@@ -49,7 +49,7 @@ _VMAP_ERRORS = {
     ),
     r"control flow|\.item\(\)|data pointer|aten::equal": (
         "reads values on the host",
-        "Use tensor operators, torch.where instead of `if`",
+        "Use torch.where instead of `if`, and x[i + torch.arange(2)] instead of x[i : i + 2]",
     ),
     "dynamic shape": (
         "makes a tensor whose shape depends on values",
@@ -81,11 +81,12 @@ class FunctionalEnv(Env):
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
-    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function. Use
-    tensor operators only: `torch.where` instead of `if`; write to no argument. `terminal` and
-    `truncated` get the next state. The tensors of the infos are `("next", "info", name)`, a scalar
-    as `(num_envs, 1)`. Keyword arguments of `initial` are the env's reset options;
-    `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
+    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function: two
+    draws from one key are refused. Use tensor operators only: `torch.where` instead of `if`; write
+    to no argument. `terminal` and `truncated` get the next state. The tensors of the infos are
+    `("next", "info", name)`, a scalar as `(num_envs, 1)`. Keyword arguments of `initial` are the
+    env's reset options; `reset(options={"state": {...}})` gives fields of the state, each
+    `(num_envs, ...)`.
 
     Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that
     sets `broadcasts = True` is called without `torch.vmap`: all tensors then have the leading
@@ -159,7 +160,7 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
-            parameter = value.to(device, copy=True)
+            parameter = value.detach().to(device, copy=True)
             self.register_env_buffer(f"params_{name}", parameter, persistent=True)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
@@ -283,7 +284,7 @@ class FunctionalEnv(Env):
         batched = with_keywords
         if not getattr(self.func_env, "broadcasts", False):
             batched = torch.vmap(with_keywords)
-        words = key[:-1]  # all but the tag, an int that all envs share
+        words = key[:5]  # without the ints that all envs share
         result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
@@ -355,7 +356,7 @@ class FunctionalEnv(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         if name in self.parameter_names:
-            return self.params[name]
+            return self.params[name].clone()
         if hasattr(self, name) or not hasattr(self.func_env, name):
             return super().get_wrapper_attr(name)
         return getattr(self.func_env, name)
@@ -373,11 +374,7 @@ class FunctionalEnv(Env):
                 raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
         parameter = self.params[name]
-        try:
-            parameter.copy_(torch.as_tensor(value))
-        except (TypeError, ValueError, RuntimeError) as error:
-            must = f"params[{name!r}] must broadcast to {tuple(parameter.shape)}"
-            raise ValueError(refusal(self._name(), must, validation.shown(value))) from error
+        parameter.copy_(_parameter(f"{self._name()}: params[{name!r}]", value, parameter))
         return True
 
     # Rendering.
@@ -462,17 +459,21 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        with no_foreign_draws(owner, "Draw from its rng, with torchwrap.random", self.device):
-            try:
-                result = self._call(name, key, *arguments)
-                second = self._call(name, key, *arguments)
-                leaves = rows.leaves(result)
-            except Exception as error:
-                raise TypeError(_explained(owner, error)) from error
+        remedy = "Draw from its rng, with torchwrap.random"
+
+        def call() -> tuple[Any, list[Tensor]]:
+            with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
+                try:
+                    result = self._call(name, key, *arguments)
+                    return result, rows.leaves(result)
+                except Exception as error:
+                    raise TypeError(_explained(owner, error)) from error
+
+        result, leaves = call()
+        _, others = call()
         if _versions(rows.leaves(arguments)) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
-        others = rows.leaves(second)
         for leaf, other in zip(leaves, others, strict=False):
             if not torch.allclose(leaf, other, equal_nan=True):
                 fault = "returns different results in two calls with the same arguments"
@@ -510,6 +511,29 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
     return tensordict(parts, num_rows)
+
+
+def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
+    """One value for all envs, or a list or tuple with one per env, as a parameter like another."""
+    parameter = torch.empty_like(like)
+    rows: Any = [parameter]
+    values = [value]
+    if isinstance(value, list | tuple):
+        rows = parameter
+        values = [*value]
+    try:
+        for row, item in zip(rows, values, strict=True):
+            given = item if isinstance(item, Tensor) else torch.as_tensor(np.asarray(item))
+            given = given.detach().to(like.device).expand_as(row)
+            row.copy_(given)
+            # Floats are rounded. Another dtype holds the value itself.
+            is_changed = row.isinf() != given.isinf() if row.is_floating_point() else row != given
+            if is_changed.any():
+                raise ValueError(f"{like.dtype} cannot hold {item}")
+    except (TypeError, ValueError, RuntimeError) as error:
+        must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
+        raise ValueError(refusal(owner, must, validation.shown(value))) from error
+    return parameter
 
 
 def _defines(func_env: Functions, name: str) -> bool:

@@ -51,7 +51,8 @@ def from_functions(
 
     Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so
     on. Rewards and flags are `(num_envs,)` or `(num_envs, 1)`. Values are cast to the dtypes of the
-    spaces, where PyTorch can. Shapes of all results are checked.
+    spaces, where PyTorch can. Shapes of all results are checked. Adapters for trainers log the
+    numbers in `info["log"]` or `info["episode"]`, which are dicts.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -107,7 +108,10 @@ def from_functions(
 
 
 class TensorEnv(FunctionsEnv):
-    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots."""
+    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots.
+
+    The attribute `last_info` is the `info` of the last `step`, as the simulator returned it.
+    """
 
     elapsed = EpisodeClock()
     # Rows that the simulator has reset in its step, and `_reset` has not returned yet.
@@ -130,6 +134,7 @@ class TensorEnv(FunctionsEnv):
         self.can_repeat = final_key is None
         self._simulator_device = signature.device
         self._kind = f"a tensor on {signature.device}"
+        self.last_info: dict[str, Any] = {}
         # Initial observations of the rows that are already reset.
         self._initial = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
 
@@ -158,6 +163,7 @@ class TensorEnv(FunctionsEnv):
         result = self.functions["step"](given)
         self._check_numbers(result, _checks.STEP)
         observation, reward, terminated, truncated, info = result
+        self.last_info = info
         observation = self._observation("step", observation, copy=self.reuses_memory)
         numbers = {
             "reward": self._column(reward, torch.float32),
