@@ -178,3 +178,9 @@ def registry(monkeypatch):
     monkeypatch.setattr(gymnasium, "registry", copy)
     monkeypatch.setattr(tw.registration, "_REGISTERED", dict(tw.registration._REGISTERED))
     return copy
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No other thread counts as running, such as those of pytest-xdist and of Inductor."""
+    monkeypatch.setattr("threading.active_count", lambda: 1)

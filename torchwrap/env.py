@@ -79,8 +79,9 @@ class Env(BatchedModule):
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
     and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
-    `reset` cannot be overridden. The first results of the hooks are checked layer by layer; a draw
-    from a global random generator is an error. Hooks get a copy of the action.
+    `reset` cannot be overridden. Results of the hooks are checked layer by layer, their shapes and
+    dtypes in every step; a draw from a global random generator in the first one is an error. Hooks
+    get a copy of the action.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
@@ -134,6 +135,7 @@ class Env(BatchedModule):
         self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
         self._compiled: CompiledStep | None = None
+        self._batched_spaces: dict[str, Space[Any]] = {}
         self._status = _Status()
         self.allocate(num_envs, device)
 
@@ -217,10 +219,11 @@ class Env(BatchedModule):
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
         """
         seed = self._check_reset_input(seed, mask, options)
-        last = self._status.root
+        last: TensorDict | None = None
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device)
         else:
+            last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
         self._status.unfinished = "reset()"
         if last is not None and not rows.any():
@@ -368,6 +371,7 @@ class Env(BatchedModule):
 
     # State.
 
+    @torch.no_grad()
     def snapshot(self) -> TensorDict:
         """The whole state of the env, and the last root as you left it.
 
@@ -507,11 +511,17 @@ class Env(BatchedModule):
 
     @property
     def observation_space(self) -> Space[Any]:
-        return batch_space(self.single_observation_space, self.num_envs)
+        return self._batched_space("single_observation_space")
 
     @property
     def action_space(self) -> Space[Any]:
-        return batch_space(self.single_action_space, self.num_envs)
+        return self._batched_space("single_action_space")
+
+    def _batched_space(self, name: str) -> Space[Any]:
+        # Kept, because it has a generator. Made when asked for: bounds of images are large.
+        if name not in self._batched_spaces:
+            self._batched_spaces[name] = batch_space(getattr(self, name), self.num_envs)
+        return self._batched_spaces[name]
 
     @property
     def device(self) -> torch.device:

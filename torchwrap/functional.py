@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ _VMAP_ERRORS = {
     ),
     r"control flow|\.item\(\)|data pointer|aten::equal": (
         "reads values on the host",
-        "Use tensor operators, torch.where instead of `if`",
+        "Use torch.where instead of `if`, and x[i + torch.arange(2)] instead of x[i : i + 2]",
     ),
     "dynamic shape": (
         "makes a tensor whose shape depends on values",
@@ -143,8 +144,8 @@ class FunctionalEnv(Env):
             )
         signature = Signature(
             num_envs,
-            func_env.observation_space,
-            func_env.action_space,
+            copy.deepcopy(func_env.observation_space),  # a class shares its spaces' generators
+            copy.deepcopy(func_env.action_space),
             validation.device(owner, device),
             max_episode_steps,
             first_index,

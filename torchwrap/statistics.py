@@ -29,8 +29,8 @@ class RunningMeanStd(BatchedModule):
     components of their rows count. `count` is the number of values per component. There is no
     pseudo-count prior: before its first value, the mean of a component is 0 and the variance 1.
 
-    The module keeps float64 sums of differences from a reference, the first value of each
-    component, and int64 counts. Thus a large mean does not cancel: with
+    The module keeps float64 sums of differences from a reference, the smallest value of a component
+    in the first batch that has any, and int64 counts. Thus a large mean does not cancel: with
     R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums. A
     reference among n rows has R <= n, so even 1e12 rows leave four digits. The variance of a
     feature that never changes is exactly 0.
@@ -100,13 +100,14 @@ class RunningMeanStd(BatchedModule):
         """
         if len(rows) == 0:
             return
+        if rows.requires_grad:
+            rows = rows.detach()
         rows = materialize(rows)
         if not no_zero(self.count):
-            self._set_first_references(rows, mask)
+            values = rows.to(self.reference.dtype)
+            self._set_first_references(values, mask)
         differences = rows - self.reference
-        counted = differences.abs() < _LIMITS[differences.dtype]
-        if mask is not None:
-            counted &= mask.view(-1, *(1,) * (rows.dim() - 1))
+        counted = self._counted(differences, mask)
         differences = torch.where(counted, differences, 0).double()
         self.total.add_(differences.sum(0))
         self.squares.add_(differences.square_().sum(0))
@@ -117,16 +118,21 @@ class RunningMeanStd(BatchedModule):
         rows: Tensor,
         mask: Tensor | None,
     ) -> None:
-        # Components without a value take the first counted row as their reference.
-        unseen = self.count == 0
-        first = rows[0]
-        if mask is not None:
-            index = mask.int().argmax(0, keepdim=True)
-            first = rows.index_select(0, index)[0]
-            unseen = unseen & mask.index_select(0, index)
-        unseen = unseen & (first.abs() < math.inf)
-        reference = torch.where(unseen, first, self.reference)
+        # Components without a value take their smallest one as their reference, in any order.
+        lowest = torch.where(self._counted(rows, mask), rows, math.inf).amin(0)
+        is_first = (self.count == 0) & (lowest < math.inf)
+        reference = torch.where(is_first, lowest, self.reference)
         self.reference.copy_(materialize(reference))
+
+    def _counted(
+        self,
+        values: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        counted = values.abs() < _LIMITS[values.dtype]
+        if mask is not None:
+            counted &= mask.view(-1, *(1,) * (values.dim() - 1))
+        return counted
 
     def normalize(
         self,
@@ -181,7 +187,7 @@ class RunningMeanStd(BatchedModule):
         Args:
             mean, var: tensors or arrays of `shape`, or a number for all components. `var` is the
                 population variance.
-            count: one number, or one per component; at least 1, rounded to an integer.
+            count: one number, or one per component; from 1 to 2**53, rounded to an integer.
 
         >>> statistics = RunningMeanStd((2,))
         >>> statistics.set_moments([1.0, 2.0], [4.0, 9.0], count=100)
@@ -193,7 +199,7 @@ class RunningMeanStd(BatchedModule):
         limits = torch.finfo(self.reference.dtype)
         mean = self._numbers("mean", mean, limits.min, limits.max)
         var = self._numbers("var", var, 0)
-        count = self._numbers("count", count, 1).round()
+        count = self._numbers("count", count, 1, 2**53).round()
         reference = mean.to(self.reference.dtype)
         shift = mean - reference
         squares = (var + shift.square()) * count
@@ -222,17 +228,25 @@ class RunningMeanStd(BatchedModule):
         var = (self.squares / count - shift.square()).relu()  # rounding can make it negative
         return shift, var + (self.count == 0)  # 1 before the first value
 
-    def _warn_untrained(self, owner: str) -> None:
-        if self.count.is_meta or self.count.any():
+    def _warn_untrained(self, owner: str, num_initial: int = 0) -> None:
+        if self.count.is_meta or (self.count > num_initial).any():
             return
         fault = "normalizes in eval() with statistics that have no samples"
         remedy = "Load those of a trained env with load_state_dict(), or learn them in train()"
         warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=4)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
         errors = args[-1]
-        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
+        saved = [prefix + name for name in self.state_dict() if prefix + name in state_dict]
+        for name in saved:
+            value = torch.as_tensor(state_dict[name])
+            least = 0 if name.endswith(("squares", "count")) else -math.inf
+            if not ((value >= least) & value.isfinite()).all():
+                must = f"{name} must be finite, and at least 0 for squares and count"
+                errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if not errors and len(saved) == len(self.state_dict()):
             with torch.inference_mode():  # allows writes to every buffer
                 self.synced.copy_(self.sums())  # every process loads the same statistics
 

@@ -273,6 +273,7 @@ def drawing_env(draw):
     return tw.FunctionalEnv(with_function("transition", transition), 2)
 
 
+@pytest.mark.usefixtures("alone")
 @each_hook
 @each_layer
 @pytest.mark.parametrize("generator", DRAWS)
@@ -284,6 +285,7 @@ def test_foreign_draws_of_a_layer_are_refused_and_leave_the_generator(generator,
     assert states() == before
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_function_of_a_transform_are_refused(generator):
     before = states()
@@ -292,6 +294,7 @@ def test_foreign_draws_of_a_function_of_a_transform_are_refused(generator):
     assert states() == before
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_func_env_are_refused(generator):
     before = states()

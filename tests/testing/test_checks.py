@@ -243,6 +243,7 @@ def cases(quick, full):
     ]
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("make", "message"), cases(BROKEN, MORE_BROKEN))
 def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
@@ -319,6 +320,7 @@ MORE_BROKEN_ENVS = {
 }
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("make", "message"), cases(BROKEN_ENVS, MORE_BROKEN_ENVS))
 def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import numpy as np
 import oracles
@@ -154,6 +155,94 @@ def test_statistics_of_a_constant_double_have_variance_zero():
         statistics.update(rows)
     assert statistics.var.item() == 0
     assert (statistics.normalize(rows, 1e-8) == 0).all()
+
+
+OFFSETS = {  # offset, and dtype of the statistics
+    "Unix time": (1.7e9, torch.float64),
+    "1e8": (1e8, torch.float64),
+    "1e4 in float32": (1e4, torch.float32),
+}
+
+
+def with_holes(offset, dtype, first):
+    """Rows around an offset; the first ones hold a fault, in other components each."""
+    rows = offset + torch.randn(64, 3, generator=torch.Generator().manual_seed(2)).double()
+    rows = rows.to(dtype)
+    rows[0, 0] = first
+    rows[:5, 1] = first
+    return rows
+
+
+@masked
+@pytest.mark.parametrize("first", [math.nan, INF, -INF], ids=str)
+@pytest.mark.parametrize(("offset", "dtype"), OFFSETS.values(), ids=OFFSETS)
+def test_statistics_of_an_offset_after_a_first_value_that_does_not_count(
+    offset, dtype, first, masked
+):
+    rows = with_holes(offset, dtype, first)
+    statistics = T.RunningMeanStd((3,), dtype=dtype)
+    count(statistics, rows, 16, masked)
+    exact = np.where(np.isfinite(rows.numpy()), rows.numpy(), np.nan).astype(np.float64)
+    assert statistics.count.tolist() == [63, 59, 64]
+    assert_allclose(statistics.mean, np.nanmean(exact, 0), rtol=1e-12)
+    assert_allclose(statistics.var, np.nanvar(exact, 0), rtol=1e-6)
+
+
+def test_statistics_after_a_first_value_beyond_their_range_count_the_others():
+    rows = torch.tensor([[1e200], [1.0], [3.0]], dtype=torch.float64)
+    statistics = T.RunningMeanStd((1,), dtype=torch.float64)
+    statistics.update(rows)
+    assert (statistics.count.item(), statistics.mean.item(), statistics.var.item()) == (2, 2, 1)
+
+
+def test_reference_of_masked_rows_is_that_of_the_counted_rows():
+    rows = with_holes(1e8, torch.float64, math.nan)
+    mask = torch.arange(64) % 3 == 1
+    masked = T.RunningMeanStd((3,), dtype=torch.float64)
+    masked.update(rows, mask)
+    gathered = T.RunningMeanStd((3,), dtype=torch.float64)
+    gathered.update(rows[mask])
+    assert torch.equal(masked.reference, gathered.reference)
+    exact = np.nanvar(rows[mask].numpy(), 0)
+    assert_allclose(masked.var, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1e30, 2.0**63, 2.0**54], ids=str)
+def test_moments_of_more_values_than_are_counted_exactly_are_refused(count):
+    statistics = T.RunningMeanStd((2,))
+    before = buffers(statistics)
+    with pytest.raises(ValueError, match="count"):
+        statistics.set_moments(0.0, 1.0, count)
+    assert_same(buffers(statistics), before)
+
+
+FAULTS = {
+    "count": -5,
+    "squares": -1.0,
+    "total": math.nan,
+    "reference": INF,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), FAULTS.items(), ids=FAULTS)
+def test_statistics_that_no_rows_have_are_not_loaded(name, value):
+    env = scripted(T.NormalizeObservation())
+    step(env, env.reset(seed=0))
+    saved = copy.deepcopy(env.state_dict())
+    before = buffers(env)
+    saved[f"transforms.NormalizeObservation.statistics.{name}"][0] = value
+    with pytest.raises(RuntimeError, match=rf"statistics.{name}"):
+        env.load_state_dict(saved)
+    assert_same(buffers(env), before)
+
+
+def test_statistics_of_rows_with_a_gradient_keep_no_graph():
+    rows = torch.randn(8, 3, requires_grad=True)
+    statistics = T.RunningMeanStd((3,))
+    statistics.update(2 * rows, torch.arange(8) > 2)
+    replica = copy.deepcopy(statistics)
+    assert not any(buffer.requires_grad for buffer in statistics.buffers())
+    assert_allclose(replica.var, (2 * rows[3:]).detach().double().numpy().var(0), rtol=1e-6)
 
 
 # Both transforms

@@ -101,10 +101,10 @@ class CompiledStep:
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
-        self.with_reset = Graph(_seeded(env._step_and_reset), inputs, settings)
-        self.step_only = Graph(_seeded(env._step_only), inputs, settings)
-        state = policy.initial(env.signature)
-        state.pop(policy.IS_INIT, None)
+        self.with_reset = Graph(_without_generators(env._step_and_reset), inputs, settings)
+        self.step_only = Graph(_without_generators(env._step_only), inputs, settings)
+        initial = policy.initial(env.signature)
+        state = {name: initial[name] for name in env.signature.policy_state}
         action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
         self.with_reset.prepare(action, state)  # the other one is compiled by its first call
 
@@ -122,8 +122,8 @@ class CompiledTransforms:
     def __init__(self, layer: TransformedEnv, settings: Settings) -> None:
         transforms = layer.transforms
         inputs = Inputs(lambda: [transforms])
-        self.step = Graph(_seeded(transforms.step), inputs, settings)
-        self._reset = Graph(_seeded(self._reset_rows), inputs, settings)
+        self.step = Graph(_without_generators(transforms.step), inputs, settings)
+        self._reset = Graph(_without_generators(self._reset_rows), inputs, settings)
         self.transforms = transforms
         num_envs = layer.num_envs
         space = layer.env.single_observation_space
@@ -143,7 +143,7 @@ class CompiledTransforms:
 def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:
     """Takes the place of `Collector._collect`."""
     env = collector.env
-    env_step: Step = _seeded(env._step_and_reset)
+    env_step: Step = _without_generators(env._step_and_reset)
     # Eager mode checks discrete actions, and the host can read those on the CPU only.
     leaves = spaces.leaves(env.single_action_space)
     discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
@@ -164,12 +164,12 @@ def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -
     return Rollout(collector, step, root, unroll, settings)
 
 
-def _seeded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that may draw from the env's random streams only."""
+def _without_generators(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses draws from PyTorch's generator: an env draws from its own streams."""
 
     @functools.wraps(function)
-    def seeded(*args: Any) -> Any:
+    def checked(*args: Any) -> Any:
         with NoGenerators():
             return function(*args)
 
-    return seeded
+    return checked

@@ -97,7 +97,8 @@ class BatchedModule(nn.Module):
 
     _env_buffer_names: tuple[str, ...] = ()
     _state_buffer_names: tuple[str, ...] = ()
-    _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
+    _checked: Mapping[str, Any] = {}
+    """The layout of each hook's last result that was checked. None fits every layout."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -120,23 +121,28 @@ class BatchedModule(nn.Module):
             self._state_buffer_names += (name,)
 
     def _run(self, hook: str, *args: Any) -> Any:
-        """Calls a hook. Checks it in the first eager call and in every trace until then."""
+        """Calls a hook. Checks its result in the first call, and wherever its layout changes."""
         call = getattr(self, hook)
-        # Sizes may be symbols while the user compiles.
-        if hook in self._checked or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # sizes may be symbols
             return call(*args)
+        is_known = hook in self._checked
+        if is_known:
+            result = call(*args)
+            if self._checked[hook] in (None, rows.layout(result)):
+                return result
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
         is_traced = rows.is_traced(tensor)
-        # A simulator on the host has its own generators.
-        may_draw = is_traced or getattr(self, "host_stepped", False)
-        device = None if may_draw else tensor.device
-        remedy = "Draw with torchwrap.random, from a stream"
-        with no_foreign_draws(self._hook_name(hook), remedy, device):
-            result = call(*args)
+        if not is_known:
+            # A simulator on the host has its own generators.
+            may_draw = is_traced or getattr(self, "host_stepped", False)
+            device = None if may_draw else tensor.device
+            remedy = "Draw with torchwrap.random, from a stream"
+            with no_foreign_draws(self._hook_name(hook), remedy, device):
+                result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            self._checked |= {hook}
+            self._checked = {**self._checked, hook: rows.layout(result)}
         return result
 
     def _hook_name(self, hook: str) -> str:

@@ -65,6 +65,15 @@ def leaves(value: Nested) -> list[Tensor]:
     return found
 
 
+def layout(value: Any) -> Any:
+    """Shapes and dtypes of a nested value, to compare with those of another."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, TensorDictBase):
+        return {key: layout(part) for key, part in value.items()}
+    return type(value)
+
+
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
     """Returns a function that builds a value like this one from its leaves."""
     if isinstance(value, Tensor):

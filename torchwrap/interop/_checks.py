@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -17,7 +19,9 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
+from torchwrap.statistics import RunningMeanStd
 
+_CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
@@ -63,6 +67,43 @@ def env(owner: str, value: Any) -> Env:
     return value
 
 
+def load_statistics(
+    owner: str,
+    env: Env,
+    key: str,
+    state: dict[str, Any] | None,
+    strict: bool = True,
+) -> None:
+    """Loads the entry `key` of a checkpoint into an env. Warns if the checkpoint lacks it."""
+    if state is not None:
+        env.load_state_dict(state, strict)
+    elif env.state_dict():
+        fault = f"the checkpoint has no {key!r}: the statistics of the env stay as they are"
+        remedy = "Call env.load_state_dict() with those of the policy"
+        warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=3)
+
+
+def warn_untrained(owner: str, env: Env) -> None:
+    """Warns about statistics in eval mode that have seen no more than the initial observations."""
+    for name, module in env.named_modules():
+        if isinstance(module, RunningMeanStd) and not module.training:
+            module._warn_untrained(f"{owner}: {name}", env.num_envs)
+
+
+def actor_and_critic(space: Space[Any]) -> dict[str, Space[Any]]:
+    """The actor's and the critic's entry of a Dict observation, if it has both."""
+    for actor, critic in _CRITICS.items():
+        if isinstance(space, Dict) and {actor, critic} <= set(space):
+            return {actor: space[actor], critic: space[critic]}
+    return {}
+
+
+def is_float_box(space: Any, *dims: int) -> bool:
+    """Whether a space is a float32 Box whose number of dimensions is among `dims`."""
+    has_shape = isinstance(space, Box) and len(space.shape) in dims
+    return has_shape and space.dtype == np.float32
+
+
 def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
     """A result of `get_wrapper_attr(name)`, or of a call of it, for each env.
 
@@ -106,12 +147,6 @@ def call(
     return per_env(env, name, result)
 
 
-def is_vector(space: Any) -> bool:
-    """Whether a space is a float32 Box with one dimension."""
-    is_flat = isinstance(space, Box) and len(space.shape) == 1
-    return is_flat and space.dtype == np.float32
-
-
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
     """Raises a ValueError for discrete observations or actions that count from another number."""
     for _, leaf in spaces.leaves(space):
@@ -120,16 +155,27 @@ def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
             raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
 
 
-def logs(successor: TensorDict) -> dict[str, Tensor]:
-    """The entries of info with one number per env, for a trainer's logs.
+def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
+    """Numbers of a step for a trainer's logs, float32 `(n,)`.
 
-    They are float32 `(num_envs,)`; nested ones are named "a/b".
+    They are the entries of info with one number per env, nested ones as "a/b", and the numbers that
+    a simulator of `from_functions` has put into "episode" or "log" of its info.
     """
-    if "info" not in successor.keys():
-        return {}
-    entries = successor["info"].flatten_keys("/").items()
-    columns = {name: value for name, value in entries if value.numel() == len(value)}
-    return {name: column.flatten().float() for name, column in columns.items()}
+    columns: dict[str, Any] = {}
+    if "info" in successor.keys():
+        entries = successor["info"].flatten_keys("/").items()
+        columns = {name: value for name, value in entries if value.numel() == len(value)}
+    info = getattr(env.unwrapped, "last_info", None) or {}
+    log = info.get("episode", info.get("log"))
+    if isinstance(log, dict):
+        entries = log.items()
+        kinds = (Tensor, Number)
+        columns |= {name: value for name, value in entries if isinstance(value, kinds)}
+    numbers = {}
+    for name, value in columns.items():
+        column = torch.as_tensor(value).flatten()
+        numbers[name] = column.to(torch.float32, copy=True)
+    return numbers
 
 
 def signature(
