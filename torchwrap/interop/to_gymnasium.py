@@ -206,6 +206,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def call(
         self,
         name: str,
+        /,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
