@@ -156,10 +156,6 @@ class Engine:
         values: tuple[Any, ...] = self.call(self.getter, name)
         return values
 
-    def set_attributes(self, name: str, values: list[Any]) -> None:
-        """Sets the attribute of each env."""
-        self.vector_env.unwrapped.set_attr(name, values)
-
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
         return self.vector_env.unwrapped.call(command, *args, **kwargs)
