@@ -454,9 +454,9 @@ def _copied(value: Any, copies: Copies) -> Any:
     functions by the function.
     """
     if isinstance(value, FunctionType):
-        file = str(value.__globals__.get("__name__"))
-        if file.startswith("torch._dynamo"):  # by `torch.compile`
-            return _copied(inspect.unwrap(value), copies)
+        original = getattr(value, "__wrapped__", None)
+        if original and str(value.__globals__.get("__name__")).startswith("torch._"):
+            return _copied(original, copies)  # which `torch.compile` has compiled
         if not str(value.__module__).startswith("torch."):
             return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
