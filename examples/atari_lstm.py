@@ -154,7 +154,8 @@ def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> di
     truncated = done & ~terminated
     if truncated.any():  # take the final frame's value, not that of the next game
         next_value[truncated] = agent.get_value(successor[truncated])
-    target = successor["reward"].squeeze(-1) + args.gamma * next_value * ~terminated
+    next_value = torch.where(terminated, 0, next_value)
+    target = successor["reward"].squeeze(-1) + args.gamma * next_value
     advantage = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "is_init", "action", "logprob", "value")}
     batch["hidden"] = data["hidden"][:, 0]

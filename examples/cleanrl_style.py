@@ -37,7 +37,7 @@ class Args:
     num_envs: int | None = None
     """number of parallel environments"""
     num_steps: int | None = None
-    """number of steps of each environment per rollout"""
+    """number of steps of each environment per rollout; None keeps the batch for any num_envs"""
     learning_rate: float | None = None
     """learning rate of the optimizer, annealed linearly to zero"""
     gamma: float | None = None
@@ -132,7 +132,11 @@ def main(args: Args) -> dict[str, float]:
     probe = gymnasium.make(args.env_id)
     is_discrete = isinstance(probe.action_space, gymnasium.spaces.Discrete)
     probe.close()
-    for name, value in DEFAULTS["discrete" if is_discrete else "continuous"].items():
+    defaults = dict(DEFAULTS["discrete" if is_discrete else "continuous"])
+    if args.num_envs is not None:
+        default_batch = defaults["num_envs"] * defaults["num_steps"]
+        defaults["num_steps"] = max(1, default_batch // args.num_envs)
+    for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     batch_size = args.num_envs * args.num_steps
@@ -147,7 +151,8 @@ def main(args: Args) -> dict[str, float]:
     actions = torch.zeros(*shape, *envs.single_action_space.shape)
     if agent.discrete:
         actions = actions.long()
-    logprobs, rewards, values, dones = torch.zeros(4, *shape)
+    logprobs, rewards, values = torch.zeros(3, *shape)
+    dones = torch.zeros(shape, dtype=torch.bool)
     returns: deque[float] = deque(maxlen=100)  # of the latest episodes
 
     next_obs, _ = envs.reset(seed=args.seed)
@@ -164,7 +169,7 @@ def main(args: Args) -> dict[str, float]:
                 values[step] = agent.value(obs[step])
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step].numpy())
             rewards[step] = to_tensor(reward)
-            dones[step] = to_tensor(terminated | truncated)
+            dones[step] = torch.from_numpy(terminated | truncated)
             cut = np.flatnonzero(truncated & ~terminated)
             if len(cut) > 0:  # there, next_obs belongs to a new episode
                 final_obs = np.stack(infos["final_obs"][cut])
@@ -179,9 +184,10 @@ def main(args: Args) -> dict[str, float]:
             ahead = torch.zeros(args.num_envs)
             next_value = agent.value(to_tensor(next_obs))
             for step in reversed(range(args.num_steps)):
-                not_done = 1.0 - dones[step]
-                delta = rewards[step] + args.gamma * next_value * not_done - values[step]
-                ahead = delta + args.gamma * args.gae_lambda * not_done * ahead
+                next_value = torch.where(dones[step], 0, next_value)
+                ahead = torch.where(dones[step], 0, ahead)
+                delta = rewards[step] + args.gamma * next_value - values[step]
+                ahead = delta + args.gamma * args.gae_lambda * ahead
                 advantages[step] = ahead
                 next_value = values[step]
             targets = advantages + values

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import tyro
 from gymnasium.spaces import Discrete
-from replay import ReplayBuffer, TorchRLReplayBuffer
+from replay import ReplayBuffer, TorchRLReplayBuffer, td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from tqdm import tqdm
@@ -129,7 +129,7 @@ def td_loss(q_network: QNetwork, target_network: QNetwork, batch: dict[str, Tens
         next_value = target_network(batch["next_observation"]).amax(-1)
         # `discount` is 0 where the episode terminated. Where it was truncated, the next
         # observation is its final one.
-        target = batch["reward"] + batch["discount"] * next_value
+        target = td_target(batch, next_value)
     action = batch["action"].unsqueeze(-1)
     value = q_network(batch["observation"]).gather(-1, action).squeeze(-1)
     return nn.functional.mse_loss(value, target)
@@ -203,7 +203,7 @@ def main(args: Args) -> dict[str, object]:
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    out = args.out or Path("runs") / f"dqn-{args.env_id}"
+    out = args.out or Path("runs") / f"dqn-{args.env_id.replace('/', '-')}"
     out.mkdir(parents=True, exist_ok=True)
 
     env = make_env(args, args.num_envs)

@@ -76,7 +76,7 @@ class Args:
     num_envs: int | None = None
     """number of parallel environments"""
     num_steps: int | None = None
-    """number of steps of each environment per rollout"""
+    """number of steps of each environment per rollout; None keeps the batch for any num_envs"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to zero"""
     gamma: float | None = None
@@ -135,12 +135,14 @@ def gae(delta: Tensor, decay: Tensor) -> Tensor:
     """Generalized advantage estimation: `advantage[t] = delta[t] + decay[t] * advantage[t + 1]`.
 
     Arguments and result have shape `(num_envs, num_steps)`. Each pass doubles the number of steps
-    that an advantage looks ahead, so 128 steps take 7 passes.
+    that an advantage looks ahead, so 128 steps take 7 passes. Where `decay` is 0, the sum ends,
+    even if NaN follows.
     """
     ahead = 1
     while ahead < delta.shape[1]:
         padding = (0, ahead)
-        delta = delta + decay * nn.functional.pad(delta[:, ahead:], padding)
+        following = nn.functional.pad(delta[:, ahead:], padding)
+        delta = delta + torch.where(decay > 0, decay * following, 0)
         decay = decay * nn.functional.pad(decay[:, ahead:], padding)
         ahead *= 2
     return delta
@@ -154,8 +156,9 @@ def make_batch(agent: Agent, data: dict[str, Any], args: Args) -> Batch:
     done = successor["done"].squeeze(-1)
     values = agent.get_value(data["observation"])
     # Where an episode ended, the successor's observation is the final one. So a truncated episode
-    # is bootstrapped from it.
-    next_values = agent.get_value(successor["observation"]) * ~terminated
+    # is bootstrapped from it. A terminated one may end in NaN, and NaN * 0 is NaN.
+    next_values = agent.get_value(successor["observation"])
+    next_values = torch.where(terminated, 0, next_values)
     delta = successor["reward"].squeeze(-1) + args.gamma * next_values - values
     advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
     batch = {
@@ -251,7 +254,7 @@ def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
 def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
     """The mean return of 20 fresh episodes, with the statistics that the transforms learned."""
     test_env = make_env(args, 20, make)
-    test_env.load_state_dict(env.state_dict())
+    test_env.load_state_dict(env.state_dict(), strict=False)  # its params may be of other envs
     # Actions are sampled: early in training, the mode of the policy can be far worse.
     episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
     test_env.close()

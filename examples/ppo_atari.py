@@ -66,8 +66,8 @@ class Args:
     """reduce the learning rate linearly to zero"""
     num_envs: int = 8
     """number of parallel games"""
-    num_steps: int = 128
-    """number of steps of each game per rollout"""
+    num_steps: int | None = None
+    """number of steps of each game per rollout; None makes a batch of 1024 for any num_envs"""
     gamma: float = 0.99
     """discount factor"""
     gae_lambda: float = 0.95
@@ -84,6 +84,10 @@ class Args:
     """coefficient of the value loss"""
     max_grad_norm: float = 0.5
     """maximum norm of the gradient"""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None:
+            self.num_steps = max(1, 1024 // self.num_envs)
 
 
 def has_bfloat16(device: str) -> bool:
@@ -151,7 +155,8 @@ def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> di
     truncated = done & ~terminated
     if truncated.any():  # take the final observation's value, not that of the next episode
         _, next_value[truncated] = agent(successor["observation"][truncated])
-    target = successor["reward"].squeeze(-1) + args.gamma * next_value * ~terminated
+    next_value = torch.where(terminated, 0, next_value)
+    target = successor["reward"].squeeze(-1) + args.gamma * next_value
     advantages = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "action", "logprob")}
     batch["advantage"] = advantages

@@ -113,8 +113,8 @@ def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
     # The state after the successor is right at truncations too, where the next root is another
     # episode's.
     next_hidden = agent.remember(successor["observation"], hidden)
-    next_values = agent.critic(next_hidden).squeeze(-1)
-    target = successor["reward"].squeeze(-1) + args.gamma * next_values * ~terminated
+    next_values = torch.where(terminated, 0, agent.critic(next_hidden).squeeze(-1))
+    target = successor["reward"].squeeze(-1) + args.gamma * next_values
     advantages = gae(target - values, args.gamma * args.gae_lambda * ~done)
     batch = {name: data[name] for name in ("observation", "action", "is_init")}
     batch["hidden"] = data["hidden"][:, 0]

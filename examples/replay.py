@@ -4,7 +4,7 @@
     data, td = collect(td)  # of a Collector; `transition, td = env.step(td)` can be stored, too
     buffer.extend(data)
     batch = buffer.sample(256)
-    target = batch["reward"] + batch["discount"] * value(batch["next_observation"])
+    target = td_target(batch, value(batch["next_observation"]))
 
 A transition holds its true successor, also where an episode ended. So `terminated` alone decides
 whether a target bootstraps: `discount` is 0 after a termination, and after a truncation the value
@@ -18,6 +18,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 FLAGS = ("reward", "terminated", "done")
+
+
+def td_target(batch: TensorDict | dict[str, Tensor], next_value: Tensor) -> Tensor:
+    """`reward + discount * next_value`, and `reward` where `discount` is 0: each `(n,)`.
+
+    There, `next_value` may be NaN, as of a simulator that blew up, and NaN * 0 is NaN.
+    """
+    discount = batch["discount"]
+    return batch["reward"] + torch.where(discount > 0, discount * next_value, 0)
 
 
 def n_step_returns(
@@ -39,6 +48,30 @@ def n_step_returns(
     returns = torch.where(reached, reward * gamma**steps, 0).sum(-1)
     is_final = terminated.gather(-1, last.unsqueeze(-1)).squeeze(-1)
     return returns, gamma ** (last + 1) * ~is_final, last
+
+
+def sequences(data: TensorDictBase) -> list[TensorDict]:
+    """The rows of each env for a model of sequences: an episode of n steps has n + 1 of them.
+
+    A row holds an `observation` with the `action`, `reward`, `terminated` and `done` that came with
+    it, and `is_first`. Initial observations have it set, and zeros in the other entries.
+
+    Args:
+        data: a collection `(num_envs, num_steps)`. An env's first row counts as initial.
+    """
+    rows = data["next"].select("observation", *FLAGS)
+    for name in FLAGS:
+        rows[name] = rows[name].squeeze(-1)
+    rows["action"] = data["action"]
+    rows["is_first"] = torch.zeros_like(rows["done"])
+    initial = rows.apply(torch.zeros_like)
+    initial["observation"] = data["observation"]
+    initial["is_first"] = ~rows["is_first"]
+    begins = rows["done"].roll(1, 1)
+    begins[:, 0] = True
+    pairs = torch.stack([initial, rows], 2).flatten(1, 2)
+    is_row = torch.stack([begins, torch.ones_like(begins)], 2).flatten(1, 2)
+    return [steps[kept] for steps, kept in zip(pairs, is_row)]
 
 
 class ReplayBuffer:
@@ -68,7 +101,8 @@ class ReplayBuffer:
         """Stores transitions of a collection `(num_envs, num_steps)` or of a step `(num_envs,)`."""
         if data.dim() == 1:
             data = data.unsqueeze(1)
-        data = self.encode(data)
+        # Without no_grad(), an actor leaves its graph in the actions.
+        data = self.encode(data).detach()
         if self.storage is None:
             self.device = self.device or data.device or data["action"].device
             self.num_envs = len(data)

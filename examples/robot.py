@@ -21,8 +21,7 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict
-from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import random
@@ -110,7 +109,7 @@ def make_env(num_envs: int, device: str = "cpu") -> tw.Env:
 def train(env: tw.Env, args: Args) -> nn.Module:
     from rsl_rl.runners import OnPolicyRunner
 
-    from torchwrap.interop.rsl_rl import to_rsl_rl
+    from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 
     network = {
         "class_name": "MLPModel",
@@ -137,8 +136,7 @@ def train(env: tw.Env, args: Args) -> nn.Module:
     rsl_env = to_rsl_rl(env, seed=args.seed)
     runner = OnPolicyRunner(rsl_env, train_cfg, log_dir=str(args.out), device=args.device)
     runner.learn(args.iterations, init_at_random_ep_len=True)
-    # The normalization and the network, without the distribution
-    return runner.get_inference_policy().as_jit()
+    return RslRlPolicy(runner.get_inference_policy())
 
 
 def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
@@ -186,14 +184,10 @@ def main(args: Args) -> dict[str, float]:
     env = make_env(args.num_envs, args.device)
     if args.compile:
         tw.compile(env)
-    network = train(env, args)
-
-    def policy(td: TensorDict) -> Tensor:
-        return network(td["observation", "policy"])
-
+    policy = train(env, args)
     test_env = make_env(args.num_eval_envs, args.device)
     episodes = tw.evaluate(test_env, policy, args.num_eval_envs, seed=args.seed + 1000)
-    network.cpu()
+    policy.cpu()
     path = args.out / "policy.onnx"
     module = deploy(make_env(1), policy, path)
     onnx_upright, onnx_error = play(path, module, args.seed)

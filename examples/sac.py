@@ -24,6 +24,7 @@ import torch
 import tyro
 from dqn import compiled, make_buffer, make_collector, update_target, write_metrics
 from gymnasium.spaces import Box
+from replay import td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from tqdm import tqdm
@@ -165,7 +166,7 @@ def critic_loss(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
         soft_value = value - agent.log_alpha.exp() * log_prob
         # `discount` is 0 where the episode terminated. Where it was truncated, the next
         # observation is its final one.
-        target = batch["reward"] + batch["discount"] * soft_value
+        target = td_target(batch, soft_value)
     values = agent.critic(batch["observation"], batch["action"])
     return (values - target).square().mean(1).sum()
 
@@ -200,7 +201,7 @@ def main(args: Args) -> dict[str, object]:
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    out = args.out or Path("runs") / f"sac-{args.env_id}"
+    out = args.out or Path("runs") / f"sac-{args.env_id.replace('/', '-')}"
     out.mkdir(parents=True, exist_ok=True)
 
     env = make_env(args, args.num_envs)

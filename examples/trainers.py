@@ -18,17 +18,15 @@ import contextlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
-Trained = tuple[tw.Env, Callable[[TensorDict], Tensor]]
+Trained = tuple[tw.Env, tw.policy.Policy]
 
 # On CartPole-v1: the hyperparameters of ppo.py, with a learning rate that falls to zero
 NUM_ENVS = 64
@@ -113,7 +111,7 @@ def train_torchrl(seed: int) -> Trained:
 def train_rsl_rl(seed: int) -> Trained:
     from rsl_rl.runners import OnPolicyRunner
 
-    from torchwrap.interop.rsl_rl import to_rsl_rl
+    from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 
     env = tw.TransformedEnv(
         tw.make("Pendulum-v1", num_envs=256),
@@ -140,8 +138,7 @@ def train_rsl_rl(seed: int) -> Trained:
     }
     runner = OnPolicyRunner(to_rsl_rl(env, seed=seed), train_cfg)
     runner.learn(25, init_at_random_ep_len=True)
-    policy = runner.get_inference_policy()
-    return env, lambda td: policy(TensorDict({"policy": td["observation"]}, td.batch_size))
+    return env, RslRlPolicy(runner.get_inference_policy())
 
 
 def train_skrl(seed: int) -> Trained:
@@ -195,7 +192,7 @@ def train_skrl(seed: int) -> Trained:
     }
     memory = RandomMemory(memory_size=NUM_STEPS, num_envs=NUM_ENVS, device=skrl_env.device)
     models = {"policy": Policy(**spaces), "value": Value(**spaces)}
-    agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces))
+    agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces), skrl_env)
     trainer_cfg = SequentialTrainerCfg(
         timesteps=NUM_STEPS * NUM_UPDATES,
         headless=True,

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -243,9 +244,10 @@ STACKS = {
     "a user's state": (continuous, lambda: [T.ClipAction(), Smooth(), frames(2), frames(2)]),
     "no state": (continuous, lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3)]),
     "initial observations": (continuous, lambda: [T.NormalizeObservation(), MarkInitial()]),
+    "delays": (continuous, lambda: [T.ClipAction(), T.DelayAction(1), T.DelayObservation(2)]),
     "a recurrent policy": (functools.partial(ScriptedEnv, observation_space=DICT), recurrent),
 }
-FAST = ("control", "a recurrent policy")
+FAST = ("control", "delays", "a recurrent policy")
 SLOW = ("images", "a user's state")
 exports = pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=full) for name in SLOW)]
@@ -436,12 +438,219 @@ def test_policy_that_holds_a_graph_of_gradients_is_copied():
     assert network.latest.loc.grad_fn is not None
 
 
+def network():
+    layers = nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5)
+    return nn.Sequential(*layers).eval()
+
+
+class Holder:
+    """A plain object that holds a network, as Stable-Baselines3's models do."""
+
+    def __init__(self, part):
+        self.part = part
+        self.lock = threading.Lock()  # cannot be copied
+
+
+class Pair:
+    def __init__(self, part):
+        self.parts = (part, part)
+
+
+def computed(part, observation):
+    return part(observation)
+
+
+def in_a_partial(net):
+    return functools.partial(lambda scale, td, net: net(td["observation"]) * scale, 2, net=net)
+
+
+def in_defaults(net):
+    return lambda td, net=net, *, other=net: net(td["observation"]) + other(td["observation"])
+
+
+def in_a_decorated_function(net):
+    @torch.no_grad()
+    def act(td):
+        return net(td["observation"])
+
+    return act
+
+
+def in_another_function(net):
+    def features(observation, scale=2):
+        return net(observation) * scale
+
+    return lambda td: features(td["observation"])
+
+
+def in_a_generator(net):
+    return lambda td: sum(net(td["observation"]) * scale for scale in (1, 2))
+
+
+def in_an_object(net):
+    model = Holder(net)
+    return lambda td: model.part(td["observation"])
+
+
+def in_an_object_in_an_object(net):
+    agent = Pair(Pair(net))
+    return lambda td: agent.parts[0].parts[1](td["observation"])
+
+
+def in_a_dict(net):
+    parts = {"actor": [net]}
+    return lambda td: computed(parts["actor"][0], td["observation"])
+
+
+HOLDERS = {
+    "variable": lambda net: lambda td: net(td["observation"]),
+    "partial": in_a_partial,
+    "defaults": in_defaults,
+    "decorated": in_a_decorated_function,
+    "other function": in_another_function,
+    "generator": in_a_generator,
+    "object": in_an_object,
+    "object in an object": in_an_object_in_an_object,
+    "dict": in_a_dict,
+}
+
+
+def on_host(policy):
+    """The policy with a read of its action on the host, as `predict` of Stable-Baselines3."""
+    return lambda td: torch.as_tensor(policy(td).detach().numpy())
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["", "reads on the host"])
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+@torch.no_grad()
+def test_module_that_a_function_reaches_is_copied(hold, reads):
+    net = network()
+    policy = hold(net)
+    raw = torch.randn(4, 3)
+    expected = policy({"observation": raw})
+    module = tw.deploy(stack(continuous), on_host(policy) if reads else policy)
+    net[0].weight.add_(1)
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+    assert any(key.endswith("0.weight") for key in module.state_dict())
+
+
+def learn(net):
+    net.train()
+    net(torch.randn(8, 3))
+
+
+CHANGES = {
+    "statistics": learn,
+    "mode": nn.Module.train,
+    "appended layer": lambda net: net.append(nn.Tanh()),
+    "replaced layer": lambda net: setattr(net, "0", nn.Linear(3, 2)),
+    "hook": lambda net: net.register_forward_hook(lambda module, args, output: output + 1),
+    "attribute": lambda net: setattr(net[1], "eps", 9.0),
+    "forward": lambda net: setattr(net, "forward", torch.zeros_like),
+}
+CHANGED = ("variable", "object", "dict")
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("holder", CHANGED)
+@torch.no_grad()
+def test_later_change_of_a_module_does_not_reach_a_deployed_function(holder, change):
+    net = network()
+    policy = HOLDERS[holder](net)
+    raw = torch.randn(4, 3)
+    expected = policy({"observation": raw})
+    module = tw.deploy(stack(continuous), policy)
+    weights = copy.deepcopy(module.state_dict())
+    change(net)
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+    torch.testing.assert_close(module.state_dict(), weights, **EXACT)
+
+
+def test_later_value_of_a_variable_does_not_reach_a_deployed_function():
+    scale = 2
+    module = tw.deploy(stack(continuous), lambda td: td["observation"][:, :2] * scale)
+    scale = 3
+    assert (module(torch.ones(4, 3)) == 2).all()
+
+
+def test_predict_of_stable_baselines3_is_deployed_with_its_weights():
+    sb3 = pytest.importorskip("stable_baselines3")
+    model = sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu", verbose=1)
+    model.set_logger(sb3.common.logger.configure(None, ["stdout"]))  # which cannot be copied
+    raw = torch.randn(5, 3)
+    expected, _ = model.predict(raw.numpy(), deterministic=True)
+
+    def act(td):
+        action, _ = model.predict(td["observation"].numpy(), deterministic=True)
+        return torch.as_tensor(action)
+
+    module = tw.deploy(tw.make("Pendulum-v1", 2), act)
+    with torch.no_grad():
+        model.policy.action_net.bias.add_(1)
+    np.testing.assert_array_equal(module(raw), expected)
+    assert any(key.endswith("action_net.bias") for key in module.state_dict())
+
+
+class Shared:
+    network = nn.Linear(3, 2)
+
+
+def of_a_lock():
+    agent = Holder(None)
+    return lambda td: agent.part or td["observation"][:, :2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        pytest.param(of_a_lock(), "Holder.*lock.*bound method", id="lock"),
+        pytest.param(
+            lambda td: Shared.network(td["observation"]), "module.*bound method", id="class"
+        ),
+    ],
+)
+def test_function_whose_variables_cannot_be_copied_is_refused(policy, words):
+    with pytest.raises(TypeError, match=words):
+        tw.deploy(stack(continuous), policy)
+
+
 @pytest.mark.parametrize("name", ["no state", "control"])
 @pytest.mark.parametrize("wrap", [lambda module: module, nn.Sequential], ids=["alone", "inside"])
 def test_torchscript_is_refused(name, wrap):
     module = deployed(name)[0]
     with pytest.raises(TypeError, match=r"torch\.jit"):
         torch.jit.trace(wrap(module), module.example_inputs()[:1])
+
+
+class ReadsCritic(nn.Module):
+    """Computes with dtype, device and shape of a critic, but not with its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Linear(3, 2)
+        self.critic = nn.Linear(7, 2, dtype=torch.float64)
+
+    def forward(self, td):
+        weight = next(self.critic.parameters())
+        scale = torch.ones(weight.shape[:1], dtype=weight.dtype, device=self.critic.bias.device)
+        return self.actor(td["observation"]) * scale.float()
+
+
+def in_a_function(module):
+    return lambda td: module(td)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("hold", [lambda module: module, in_a_function], ids=["module", "function"])
+@torch.no_grad()
+def test_weights_whose_values_no_action_depends_on_stay(hold):
+    policy = ReadsCritic()
+    module = tw.deploy(stack(continuous), hold(policy))
+    raw = torch.randn(4, 3)
+    expected = policy({"observation": raw})
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+    torch.testing.assert_close(export(module).module()(raw), expected)
 
 
 # Observations that the policy reads.
@@ -538,17 +747,23 @@ class Counts(nn.Module):
         return td["observation"][:, :2] * self.last
 
 
-FACTOR = torch.ones(1)
-LAYERS = [nn.Linear(3, 2)]
+class Lstm(nn.Module):
+    hidden = None
+
+    def __init__(self, cell=nn.LSTM):
+        super().__init__()
+        self.cell = cell(3, 2)
+
+    def forward(self, td):
+        output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
+        return output.squeeze(0)
+
+
 ENV = continuous()
 
 
 def zero(td):
     return torch.zeros(td.batch_size[0], 2)
-
-
-def multiplied(td):
-    return zero(td) * FACTOR
 
 
 def double_state(td):
@@ -564,10 +779,8 @@ def double_state(td):
             lambda td: torch.normal(td["observation"][:, :2]), TypeError, "generator", id="draws"
         ),
         pytest.param(lambda td: td["observation"], ValueError, "shape", id="shape"),
-        pytest.param(
-            lambda td: LAYERS[0](td["observation"]), TypeError, "module", id="network in a list"
-        ),
-        pytest.param(multiplied, TypeError, "FACTOR", id="global tensor"),
+        pytest.param(Lstm(), ValueError, "PolicyState", id="lstm"),
+        pytest.param(Lstm(nn.GRU), ValueError, "PolicyState", id="gru"),
         pytest.param(lambda td: ENV.sample_action(), TypeError, "policy", id="env"),
         pytest.param(lambda td: td["observation"].numpy(), TypeError, "ndarray", id="array"),
         pytest.param(nn.Linear(4, 1), TypeError, "TensorDict", id="network without a TensorDict"),
@@ -595,6 +808,18 @@ def test_policy_is_refused(policy, kind, words):
 def test_transform_is_refused_by_name(transform, policy, words):
     with pytest.raises(ValueError, match=words):
         tw.deploy(stack(continuous, transform()), policy)
+
+
+def test_everything_that_cannot_be_deployed_is_named_at_once():
+    groups = T.ObservationGroups({"a": [AddNoise()], "b": []})
+    delay = T.DelayObservation(torch.arange(NUM_ENVS))
+    repeating = W.RepeatAction(continuous(), 3)
+    env = tw.TransformedEnv(repeating, T.StickyAction(0.5), delay, groups)
+    with pytest.raises(ValueError, match="without") as raised:
+        tw.deploy(env, zero)
+    text = str(raised.value)
+    names = json.loads(text[text.index("without=") + 8 : text.index("`,")])
+    assert set(names) == {"AddNoise", "StickyAction", "DelayObservation", "RepeatAction"}
 
 
 def test_wrapper_that_drives_the_env_is_refused_by_name():
@@ -711,6 +936,21 @@ def test_metadata_lists_the_transforms_that_are_kept():
         text.partition("(")[0] for text in deployed("a recurrent policy")[0].metadata["transforms"]
     ]
     assert names == ["TimeAwareObservation", "DiscretizeAction"]
+
+
+def test_metadata_leaves_out_transforms_and_groups_that_are_not_deployed():
+    actor = [AddNoise(), T.ClipObservation(-9, 9), T.AddNoise(0.1, in_eval=False)]
+    critic = [T.ClipObservation(-1, 1)]
+    env = stack(
+        continuous,
+        T.AddNoise(0.1, in_eval=False),
+        T.ObservationGroups({"actor": actor, "critic": critic}),
+    )
+    policy = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
+    module = tw.deploy(env, policy, observations=["actor"], without=[AddNoise])
+    clip = repr(actor[1])
+    groups = f"ObservationGroups(groups={{'actor': [{clip}]}})"
+    assert module.metadata["transforms"] == [groups]
 
 
 def test_initial_state_of_a_policy_is_its_fill():

@@ -1,5 +1,6 @@
 """PolicyState: the state of a recurrent policy in steps, chunks, graphs and snapshots."""
 
+import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS
@@ -317,6 +318,189 @@ def test_undeclared_state_in_a_root_or_of_a_policy_raises():
         tw.Collector(env, None, 2)(env.reset().set("hidden", RIGHT))
     with pytest.raises(ValueError, match=r"hidden.*PolicyState"):
         tw.Collector(env, policy, 2)()
+
+
+# State that the policy keeps itself.
+
+
+class Lstm(nn.Module):
+    hidden = None
+
+    def __init__(self, cell=nn.LSTM):
+        super().__init__()
+        self.cell = cell(2, 6)
+
+    def forward(self, td):
+        output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
+        return output.squeeze(0)
+
+
+class Buffered(nn.Module):
+    """A recurrent policy whose hidden state is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(2, 6)
+        self.register_buffer("hidden", torch.zeros(NUM_ENVS, 6))
+
+    def forward(self, td):
+        self.hidden[:] = self.cell(td["observation"], self.hidden)
+        return self.hidden.clone()
+
+
+class Differences(nn.Module):
+    """Acts on the difference to the last observation."""
+
+    last = None
+
+    def forward(self, td):
+        observation = td["observation"]
+        last = observation if self.last is None else self.last
+        self.last = observation
+        return (observation - last).repeat(1, 3)
+
+
+class Agent:
+    """A plain object that keeps the hidden state of its network."""
+
+    def __init__(self):
+        self.cell = nn.GRUCell(2, 6)
+        self.hidden = torch.zeros(NUM_ENVS, 6)
+
+    def act(self, td):
+        self.hidden = self.cell(td["observation"], self.hidden)
+        return self.hidden
+
+
+def in_closure():
+    cell = nn.GRUCell(2, 6)
+    hidden = torch.zeros(NUM_ENVS, 6)
+
+    def act(td):
+        nonlocal hidden
+        hidden = cell(td["observation"], hidden)
+        return hidden
+
+    return act
+
+
+STATEFUL = {
+    "lstm": Lstm,
+    "gru": lambda: Lstm(nn.GRU),
+    "compiled": lambda: torch.compile(Lstm(nn.GRU), backend="eager"),
+    "buffer": Buffered,
+    "last observation": Differences,
+    "object": lambda: Agent().act,
+    "closure": in_closure,
+}
+stateful = pytest.mark.parametrize("make_policy", STATEFUL.values(), ids=STATEFUL)
+
+
+@stateful
+@torch.no_grad()
+def test_evaluate_of_a_policy_with_state_of_its_own_raises(make_policy):
+    with pytest.raises(ValueError, match="PolicyState"):
+        tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)
+
+
+@stateful
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_steps):
+    collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), None, num_steps)
+    collect.policy = make_policy()
+    with pytest.raises(ValueError, match="PolicyState"):
+        _, td = collect()
+        _, td = collect(td)
+        collect(td)
+
+
+@pytest.mark.parametrize("unroll", [1, 4])
+def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises(unroll):
+    collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), Buffered(), 8)
+    with pytest.raises(ValueError, match="PolicyState"):
+        tw.compile(collect, backend="eager", unroll=unroll)
+
+
+class Learns(nn.Module):
+    """Standardizes observations, and in train mode learns how."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 6)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, td):
+        observation = td["observation"]
+        if self.training:
+            self.count += 1
+            self.mean += (observation.mean(0) - self.mean) / self.count
+        return self.layer(observation - self.mean)
+
+
+class Keeps(nn.Module):
+    """Keeps a cache that it makes once, and its last results for others to read."""
+
+    scales = None
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyLinear(6)
+
+    def forward(self, td):
+        if self.scales is None:
+            self.scales = torch.ones(NUM_ENVS, 2) * 2
+        self.normal = torch.distributions.Normal(self.layer(td["observation"] * self.scales), 1)
+        self.mean = self.normal.mean
+        return self.mean
+
+
+def layers(*modules):
+    network = nn.Sequential(*modules)
+    return nn.Sequential(Observed(), network)
+
+
+class Observed(nn.Module):
+    def forward(self, td):
+        return td["observation"]
+
+
+def spectral_norm(norm):
+    return layers(norm(nn.Linear(2, NUM_ENVS)), norm(nn.Linear(NUM_ENVS, 6)))
+
+
+STATELESS = {
+    "batch norm": lambda: layers(
+        nn.Linear(2, NUM_ENVS), nn.BatchNorm1d(NUM_ENVS), nn.LazyLinear(6)
+    ),
+    "average of batches": lambda: layers(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 6)),
+    "user's statistics": Learns,
+    "cache and results": Keeps,
+    "spectral norm": lambda: spectral_norm(nn.utils.parametrizations.spectral_norm),
+    "spectral norm in a hook": lambda: spectral_norm(nn.utils.spectral_norm),
+    "weight norm": lambda: spectral_norm(nn.utils.parametrizations.weight_norm),
+    "recurrent, reset": lambda: lambda td: nn.GRU(2, 6)(td["observation"].unsqueeze(0))[0][0],
+}
+stateless = pytest.mark.parametrize("make_policy", STATELESS.values(), ids=STATELESS)
+
+
+@stateless
+def test_evaluate_of_a_policy_that_only_keeps_tensors_runs(make_policy):
+    result = tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)
+    assert len(result) == NUM_ENVS
+
+
+@stateless
+def test_collector_of_a_policy_that_learns_runs(make_policy):
+    data, _ = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), 5)
+    assert data["action"].shape == (NUM_ENVS, 5, 6)
+
+
+def test_collector_with_batch_norm_learns_its_statistics():
+    policy = layers(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 6))
+    data, _ = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), policy, 5)
+    mean = data["observation"].numpy().mean((0, 1), dtype=np.float64)
+    np.testing.assert_allclose(policy[1][0].running_mean, mean, rtol=1e-6)
 
 
 def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():

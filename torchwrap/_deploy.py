@@ -6,9 +6,10 @@ import copy
 import functools
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from torchwrap import policy as policies
 from torchwrap import spaces
@@ -26,6 +26,7 @@ from torchwrap._core import rows
 from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
+from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Env
 from torchwrap.policy import Policy, act, modules_of
@@ -41,6 +42,9 @@ Tree = Any
 Part = Transform | Wrapper
 State = Mapping[str, Tensor]
 Names = Sequence[str | type]
+Copies = dict[Any, Any]
+Faults = dict[str, str]
+"""Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
 
@@ -56,8 +60,9 @@ def deploy(
 
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
-    function computes with copies of the modules that it names. Rewards, time limits and statistics
-    of episodes are left out.
+    function computes with copies of what it and other functions of its file name; of a plain object
+    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
+    out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -78,9 +83,9 @@ def deploy(
             `StickyAction` and `RepeatAction`, because the caller takes over their work.
 
     Raises:
-        TypeError, ValueError: for a policy that draws random numbers or keeps state of its own, a
-            function that uses a tensor outside of modules, and a transform or wrapper that draws
-            random numbers, drives the env, or needs the reward.
+        TypeError, ValueError: for a policy that draws random numbers, carries state of its own or
+            cannot be copied, and transforms and wrappers that draw random numbers, drive the env,
+            or need the reward.
 
     >>> import torchwrap as tw; from torchwrap import transforms as T
     >>> env = tw.make("CartPole-v1", 8)
@@ -109,20 +114,13 @@ def _check_policy(policy: Any) -> None:
     if not callable(policy) or any(isinstance(part, Env) for part in parts):
         must = "policy must be callable, without an Env"
         raise TypeError(refusal("deploy", must, repr(policy)))
-    if isinstance(policy, FunctionType | MethodType):
-        variables = inspect.getclosurevars(policy)
-        for name, value in {**variables.globals, **variables.nonlocals}.items():
-            if isinstance(value, Tensor):
-                must = f"policy must hold the tensor {name!r} in a module"
-                raise TypeError(refusal("deploy", must, remedy="Make it a buffer of an nn.Module"))
 
 
 class DeployedPolicy(nn.Module):
     """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
 
-    Gradients do not flow through it. While it computes, its transforms hold the state, and the
-    modules that a function names hold the weights of this module, so only one thread at a time may
-    call it. An exported program has no such limit.
+    Gradients do not flow through it. While it computes, its transforms hold the state, so only one
+    thread at a time may call it. An exported program has no such limit.
 
     Attributes:
         metadata: inputs and outputs, as JSON can represent them: the spaces with their bounds
@@ -137,20 +135,24 @@ class DeployedPolicy(nn.Module):
         without: Names,
     ) -> None:
         super().__init__()
-        kept, spaces_below = _deployable(env, without)
+        faults: Faults = {}
+        kept, spaces_below = _deployable(env, without, faults)
         self._signature = env.signature
         self._observations = observations
         self._space = spaces_below["observation"]
         self._action_space = spaces_below["action"]
-        self.transforms = _frozen(kept, observations or (), without)
-        self.policy: Policy = policy
+        copies: Copies = {}
+        self.transforms, described = _frozen(kept, observations or (), without, copies, faults)
+        if faults:
+            raise _unusable(faults)
         if isinstance(policy, nn.Module):
-            self.policy = _copied(policy).eval().requires_grad_(False)
+            self.policy: Policy = _copied(policy, copies)
+        self.networks = self._copy_functions(policy, copies)
+        self.eval().requires_grad_(False)
         self.start = BatchedModule()  # the initial rows of the state that no transform holds
         first = EnvBuffer((1,), torch.bool, True)
         for name, row in {**env.signature.policy_state, "is_first": first}.items():
             self.start.register_env_buffer(name, row.allocate(None, 1, env.device))
-        self.networks = _copied(self._originals)
         self._held = _env_buffers(self.transforms)
         stateless = itertools.takewhile(_ignores_starts, self.transforms)
         self._num_stateless = len(list(stateless))
@@ -160,7 +162,7 @@ class DeployedPolicy(nn.Module):
         if observations is not None:
             self._space = self._needed_space()
         self._check(env)
-        self.metadata = self._describe(env, kept)
+        self.metadata = self._describe(env, described)
 
     @property
     def _device(self) -> torch.device:
@@ -227,42 +229,38 @@ class DeployedPolicy(nn.Module):
         following.update(held)
         return action, {name: following[name].detach() for name in needed}
 
-    @functools.cached_property
-    def _originals(self) -> nn.ModuleList:
-        """The modules that functions name. A copy of them, `networks`, holds the weights."""
-        known = set(self.modules())
-        functions = [self.policy]
+    def _copy_functions(self, policy: Policy, copies: Copies) -> nn.ModuleList:
+        """Replaces functions by copies. Returns the modules that those hold."""
+        known = list(self.modules())
+        copies.update({id(module): module for module in known})
+        number = len(copies)
         for module in known:
-            functions += filter(_is_function, vars(module).values())
-        found = [module for function in functions for module in modules_of(function)]
-        return nn.ModuleList(module for module in dict.fromkeys(found) if module not in known)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        state.pop("_originals", None)  # a copy finds its own
-        return state
+            for name, value in vars(module).items():
+                if isinstance(value, FunctionType | MethodType | functools.partial):
+                    vars(module)[name] = _copied(value, copies)
+        if not isinstance(policy, nn.Module):
+            self.policy = _copied(policy, copies)
+        values = list(copies.values())[number:]
+        found = [value for value in values if isinstance(value, nn.Module)]
+        inner = {child for module in found for child in module.children()}
+        return nn.ModuleList(module for module in found if module not in inner)
 
     def _call(
         self, state: State, function: Callable[..., Any], *args: Any
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Calls a function while transforms hold this state, and originals the copied weights.
+        """Calls a function while transforms hold this state.
 
         Returns its result, and the state that the transforms hold then.
         """
-        places = list(places_of(self._originals).values())
-        number = len(places)
-        weights = places_of(self.networks).values()
-        tensors = [store[name].detach() for store, name in weights]
         held = places_of(self.transforms)
         names = [name for name in self._held if name in state]
-        places += [held[name] for name in names]
-        tensors += [state[name].clone() for name in names]
-        own = swap(places, tensors)
+        places = [held[name] for name in names]
+        own = swap(places, [state[name].clone() for name in names])
         try:
             result = function(*args)
         finally:
             left = swap(places, own)
-        return result, dict(zip(names, left[number:], strict=True))
+        return result, dict(zip(names, left, strict=True))
 
     def _act(self, raw: Value, state: State) -> tuple[Value, State]:
         """The action, and the part of the next state that no transform holds."""
@@ -312,7 +310,8 @@ class DeployedPolicy(nn.Module):
                     initial = transform.reset(initial, mask)
                 observation = mask.where(initial["observation"], observation)
         except KeyError as error:
-            raise _unusable(transform, f"it reads {error}, as only an env provides") from error
+            fault = f"it reads {error}, as only an env provides"
+            raise _unusable({type(transform).__name__: fault}) from error
         if self._observations is None:
             return observation
         return observation.select(*self._observations)
@@ -353,8 +352,9 @@ class DeployedPolicy(nn.Module):
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            td = tensordict(root, env.num_envs)
-            td, _ = self._call({}, act, env, self.policy, td)
+            first_calls = policies.FirstCalls("deploy", self.policy)
+            for _ in range(policies.NUM_FIRST_CALLS):
+                td = act(env, first_calls, tensordict(root, env.num_envs).clone())
             policies.check("deploy", env.signature, td)
             with _Parameters(self):
                 first: Any = self(*inputs)
@@ -370,7 +370,7 @@ class DeployedPolicy(nn.Module):
         action = _value(self._action_space, action, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
 
-    def _describe(self, env: Env, kept: Sequence[Transform]) -> dict[str, Any]:
+    def _describe(self, env: Env, transforms: list[str]) -> dict[str, Any]:
         import torchwrap
 
         state = {}
@@ -383,54 +383,100 @@ class DeployedPolicy(nn.Module):
             "observation": _described(self._space),
             "action": _described(self._action_space),
             "state": state,
-            # without the addresses of functions
-            "transforms": [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in kept],
+            "transforms": transforms,
         }
 
 
-class _Parameters(TorchFunctionMode):
+class _Parameters(OperatorMode):
     """Refuses parameters that the module does not have, because their module was not found."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.known = set(module.parameters())
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         for value in args:
             if isinstance(value, nn.Parameter) and value not in self.known:
                 must = "policy must name each module that it computes with"
-                raise TypeError(refusal("deploy", must, "a module in a list or the like"))
-        return func(*args, **(kwargs or {}))
+                got = "a parameter that was not copied"
+                remedy = "Pass the module itself, or a bound method of it"
+                raise TypeError(refusal("deploy", must, got, remedy))
+        return func(*args, **kwargs)
 
 
-class _Detached(TorchFunctionMode):
+class _Detached(OperatorMode):
     """Copies a tensor without its graph of gradients."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             return args[0].detach().clone()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-def _copied(module: Any) -> Any:
-    with _Detached():
-        return copy.deepcopy(module)
+class _Function:
+    """A function of copies of the variables that it names."""
+
+    def __init__(self, function: FunctionType, copies: Copies) -> None:
+        copies[function] = self  # it may name itself
+        self.function = function
+        file = inspect.unwrap(function).__globals__
+        self.variables: dict[str, Any] = {}
+        for name, value in policies.variables_of(function).items():
+            is_own = (
+                not isinstance(value, FunctionType) or inspect.unwrap(value).__globals__ is file
+            )
+            if is_own and not isinstance(value, ModuleType):
+                self.variables[name] = _copied(value, copies)
+        self.defaults = tuple([_copied(value, copies) for value in function.__defaults__ or ()])
+        self.keywords = copy.deepcopy(function.__kwdefaults__, copies)
+
+    @functools.cached_property
+    def _copy(self) -> FunctionType:
+        function: Any = self.function
+        # without `__name__`, by which Dynamo would find the original variables
+        variables = {"__builtins__": function.__builtins__, **policies.variables_of(function)}
+        variables.update(self.variables)
+        code = function.__code__
+        cells = tuple([CellType(variables[name]) for name in code.co_freevars])
+        found = FunctionType(code, variables, None, self.defaults, cells)
+        found.__kwdefaults__ = self.keywords
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._copy(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        state.pop("_copy", None)  # a copy makes its own
+        return state
 
 
-def _is_function(value: Any) -> bool:
-    return isinstance(value, FunctionType | MethodType | functools.partial)
+def _copied(value: Any, copies: Copies) -> Any:
+    """A deep copy of a module, a function, or what a function names.
+
+    `copies` has earlier ones by the id of the original, as `copy.deepcopy` keeps them, and those of
+    functions by the function.
+    """
+    if isinstance(value, FunctionType) and not value.__module__.startswith("torch."):
+        return copies.get(value) or _Function(value, copies)
+    holder = getattr(value, "__self__", value)
+    if not isinstance(holder, nn.Module | type):
+        # A plain object may hold what cannot be copied, and what a policy does not need.
+        attributes = list(getattr(holder, "__dict__", {}).values())
+        others = [part for part in attributes if not isinstance(part, nn.Module)]
+        if len(others) < len(attributes):
+            copies.update({id(part): part for part in others})
+    try:
+        with _Detached():
+            if isinstance(value, functools.partial):
+                function = _copied(value.func, copies)
+                keywords = copy.deepcopy(value.keywords, copies)
+                return functools.partial(function, *copy.deepcopy(value.args, copies), **keywords)
+            return copy.deepcopy(value, copies)
+    except Exception as error:
+        must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
+        remedy = "Pass the module itself, or a bound method of it"
+        raise TypeError(refusal("deploy", must, f"{error!r}", remedy)) from error
 
 
 def _shapes(state: State) -> dict[str, Any]:
@@ -494,6 +540,7 @@ def _plain(space: Space[Any], value: Value) -> Tree:
 def _deployable(
     env: Env,
     without: Names,
+    faults: Faults,
 ) -> tuple[list[Transform], dict[str, Space[Any]]]:
     """The transforms of the module, innermost first, and the spaces below them."""
     _check_without(env, without)
@@ -502,8 +549,7 @@ def _deployable(
     below_all = {name: getattr(env.unwrapped, f"single_{name}_space") for name in hooks_of}
     for part, below, above in _parts(env):
         if not _is_named(part, without):
-            deployed = _deployed(part)
-            if deployed is not None:
+            if _deployed(part, faults) is not None:
                 kept.append(part)  # type: ignore[arg-type]
             continue
         for name, hooks in hooks_of.items():
@@ -522,11 +568,14 @@ def _check_without(env: Env, without: Names) -> None:
     for part in env.modules():
         if isinstance(part, Transform) and not isinstance(part, Compose):
             parts.append(part)  # also inside of groups
+    unknown = []
     for entry in without:
         if not any(_is_named(part, [entry]) for part in parts):
-            names = sorted({type(part).__name__ for part in parts})
-            must = f"without must name transforms and wrappers of the env, among {names}"
-            raise ValueError(refusal("deploy", must, repr(entry)))
+            unknown.append(entry)
+    if unknown:
+        names = sorted({type(part).__name__ for part in parts})
+        must = f"without must name transforms and wrappers of the env, among {names}"
+        raise ValueError(refusal("deploy", must, unknown))
 
 
 def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
@@ -555,17 +604,27 @@ def _overrides(transform: Transform, hooks: Sequence[str]) -> bool:
     return any(getattr(kind, hook) is not getattr(Transform, hook) for hook in hooks)
 
 
-def _deployed(part: Part) -> Transform | None:
+def _deployed(part: Part, faults: Faults) -> Transform | None:
     try:
         return part.deployed()
     except ValueError as error:
-        raise _unusable(part, str(error)) from error
+        faults[type(part).__name__] = str(error)
+        return None
 
 
-def _frozen(kept: Sequence[Transform], observations: Sequence[str], without: Names) -> Compose:
-    """Copies in eval mode with one initial row of state, replaced by their `deployed()`."""
-    transforms = Compose([copy.deepcopy(part) for part in kept])
-    transforms.eval().requires_grad_(False)
+def _frozen(
+    kept: Sequence[Transform],
+    observations: Sequence[str],
+    without: Names,
+    copies: Copies,
+    faults: Faults,
+) -> tuple[Compose, list[str]]:
+    """Copies in eval mode with one initial row of state, replaced by their `deployed()`.
+
+    Returns also a description of each copy before it is replaced.
+    """
+    transforms = Compose(copy.deepcopy(kept, copies))
+    transforms.eval()
     for module in list(transforms.modules()):
         if isinstance(module, ObservationGroups) and set(module.parts) & set(observations):
             for name in set(module.parts) - set(observations):
@@ -575,19 +634,28 @@ def _frozen(kept: Sequence[Transform], observations: Sequence[str], without: Nam
             module._warn_untrained(OWNER)
             for name in module._env_buffer_names:
                 _keep_first_row(module, name)
+    replacements: list[tuple[Compose, str, Transform]] = []
     for compose in list(transforms.modules()):
         if isinstance(compose, Compose):
             for name, part in list(compose._modules.items()):
-                if _is_named(part, without):
-                    compose.add_module(name, Transform())
-                elif not isinstance(part, Compose):
-                    compose.add_module(name, _deployed(part) or Transform())
+                found: Transform | None = part
+                if not isinstance(part, Compose):
+                    found = None if _is_named(part, without) else _deployed(part, faults)
+                if found is None or type(found) is Transform:  # the identity
+                    delattr(compose, name)
+                else:
+                    replacements.append((compose, name, found))
+    # without the addresses of functions
+    described = [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in transforms]
+    for compose, name, found in replacements:
+        compose.add_module(name, found)
     for module in transforms.modules():
         if isinstance(module, Transform):
-            module._checked = frozenset(("action", "step", "reset"))  # in the env
+            # In the env. A batch may have any size here.
+            module._checked = dict.fromkeys(("action", "step", "reset"))
         if any(isinstance(child, Stream) for child in module.children()):
-            raise _unusable(module, "it draws random numbers")
-    return transforms.eval()
+            faults[type(module).__name__] = "it draws random numbers"
+    return transforms, described
 
 
 def _keep_first_row(module: BatchedModule, name: str) -> None:
@@ -606,10 +674,13 @@ def _ignores_starts(transform: Transform) -> bool:
     return hooks in same and not _env_buffers(transform)
 
 
-def _unusable(part: nn.Module, fault: str) -> ValueError:
-    name = type(part).__name__
-    remedy = f'Leave it out with `without=["{name}"]`, if the caller takes over its work'
-    return ValueError(refusal("deploy", f"cannot use {name}, because {fault}", remedy=remedy))
+def _unusable(faults: Faults) -> ValueError:
+    reasons = [f"{name}, because {fault}" for name, fault in faults.items()]
+    must = f"cannot use {' and '.join(reasons)}"
+    remedy = (
+        f"Leave it out with `without={json.dumps(list(faults))}`, if the caller takes over its work"
+    )
+    return ValueError(refusal("deploy", must, remedy=remedy))
 
 
 def _described(space: Space[Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Root, Step
-from torchwrap.policy import DECLARED, Policy, act, modules_of
+from torchwrap.policy import DECLARED, FirstCalls, Policy, act, modules_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
@@ -36,7 +36,7 @@ class Collector:
         policy: takes a TensorDict with `observation` and returns it with `action` (and other
             entries to be kept, such as a log probability), or returns the action alone. It may
             modify its input. None acts at random. A recurrent one declares its state with
-            `PolicyState`.
+            `PolicyState`; one that carries it in an attribute or a buffer raises a ValueError.
         num_steps: transitions per env and call.
         keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
             keeps everything.
@@ -89,6 +89,10 @@ class Collector:
                 )
             )
         super().__setattr__(name, value)
+        if name == "policy":
+            self._first_calls: FirstCalls | None = None
+            if value is not None:
+                self._first_calls = FirstCalls("Collector", value, self.env.num_envs)
 
     @torch.no_grad()
     def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
@@ -122,7 +126,7 @@ class Collector:
         return self._compiled is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None}
+        return {**vars(self), "_compiled": None, "_first_calls": None}
 
     # The computation of a call, without checks of the root.
 
@@ -143,7 +147,7 @@ class Collector:
         env = self.env
         if env._root_info is not None:
             root = {**root, **env._root_info()}
-        td = act(env, self.policy, tensordict(root, env.num_envs))
+        td = act(env, self._first_calls or self.policy, tensordict(root, env.num_envs))
         env._check_step_input(td)
         return env._transition(td, step)
 
@@ -161,7 +165,7 @@ class Collector:
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: Any, last: TensorDict) -> None:
-        """Raises unless `td` is the last root, or another one with its observation."""
+        """Raises unless `td` is like the last root, and has its observation."""
         env = self.env
         must = 'td must be a TensorDict with "observation"'
         if not isinstance(td, TensorDictBase):
@@ -179,15 +183,22 @@ class Collector:
                     remedy=DECLARED,
                 )
             )
-        if td is last:
-            return
+        owner = env._name()
         space = env.single_observation_space
         observation = td["observation"]
-        spaces.check(env._name(), "the observation", space, observation, env.num_envs, env.device)
+        is_last = td is last
+        given = (env.num_envs, env.device, not is_last)
+        spaces.check(owner, "the observation", space, observation, *given)
+        for name, row in policies.declared(env.signature).items():
+            shape = (env.num_envs, *row.shape)
+            value = td.get(name, None)
+            spaces.check_tensor(owner, name, value, shape, row.dtype, env.device, DECLARED)
+        if is_last:
+            return
         expected = spaces.to_device(last["observation"], env.device)
         equal = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-        is_last = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
-        if "next" in keys or not is_last:
+        is_equal = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
+        if "next" in keys or not is_equal:
             raise ValueError(
                 refusal(
                     "Collector",
@@ -268,6 +279,8 @@ def evaluate(
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
     with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
+        if policy is not None:
+            policy = FirstCalls("evaluate", policy)
         for step in itertools.count(1):
             transition, td = env.step(act(env, policy, td))
             successor = transition["next"]

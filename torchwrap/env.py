@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -81,8 +81,9 @@ class Env(BatchedModule):
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
     and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
-    `reset` cannot be overridden. The first results of the hooks are checked layer by layer; a draw
-    from a global random generator is an error. Hooks get a copy of the action.
+    `reset` cannot be overridden. Results of the hooks are checked layer by layer, their shapes and
+    dtypes in every step; a draw from a global random generator in the first one is an error. Hooks
+    get a copy of the action.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
@@ -110,6 +111,9 @@ class Env(BatchedModule):
     host_stepped = False
     """True if a simulator outside of PyTorch steps this env. Only its transforms are compiled."""
 
+    info_spaces: Mapping[str, Space[Any]] = {}
+    """The infos of a simulator on the host by name, for which its transforms are compiled."""
+
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
 
@@ -136,6 +140,7 @@ class Env(BatchedModule):
         self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
         self._compiled: CompiledStep | None = None
+        self._batched_spaces: dict[str, Space[Any]] = {}
         self._status = _Status()
         self.allocate(num_envs, device)
 
@@ -223,10 +228,11 @@ class Env(BatchedModule):
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
         """
         seed = self._check_reset_input(seed, mask, options)
-        last = self._status.root
+        last: TensorDict | None = None
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device)
         else:
+            last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
         self._status.unfinished = "reset()"
         if last is not None and not rows.any():
@@ -442,6 +448,30 @@ class Env(BatchedModule):
                 names.update(f"{prefix}.{name}".lstrip(".") for name in state)
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was.
+
+        The `params` of another number of envs load if all of these have the same values. Otherwise
+        they raise a ValueError, or stay as they are if not `strict`.
+        """
+        if isinstance(state_dict, Mapping):
+            state_dict = dict(state_dict)
+            for name, buffer in self._state_buffers(per_env=True).items():
+                value = state_dict.get(name, buffer)
+                if len(value) == len(buffer):
+                    continue
+                if (value == value[:1]).all():
+                    state_dict[name] = value[:1].expand(len(buffer), *value.shape[1:]).clone()
+                elif strict:
+                    must = f"{name} must have {len(buffer)} rows, because they differ"
+                    remedy = "With strict=False it stays as it is"
+                    raise ValueError(refusal(self._name(), must, len(value), remedy))
+                else:
+                    del state_dict[name]
+        return super().load_state_dict(state_dict, strict, assign)
+
     @property
     def elapsed_steps(self) -> Tensor:
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
@@ -514,11 +544,17 @@ class Env(BatchedModule):
 
     @property
     def observation_space(self) -> Space[Any]:
-        return batch_space(self.single_observation_space, self.num_envs)
+        return self._batched_space("single_observation_space")
 
     @property
     def action_space(self) -> Space[Any]:
-        return batch_space(self.single_action_space, self.num_envs)
+        return self._batched_space("single_action_space")
+
+    def _batched_space(self, name: str) -> Space[Any]:
+        # Kept, because it has a generator. Made when asked for: bounds of images are large.
+        if name not in self._batched_spaces:
+            self._batched_spaces[name] = batch_space(getattr(self, name), self.num_envs)
+        return self._batched_spaces[name]
 
     @property
     def device(self) -> torch.device:
@@ -611,9 +647,11 @@ class Env(BatchedModule):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
 
-        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises
-        an AttributeError for a constructor argument of a transform, and where a simulator or a
-        function would not see the value.
+        For `params` and envs of a simulator, a list or tuple has one value per env, as for
+        Gymnasium's `set_attr`; another value is for all of them. If no layer has the attribute,
+        `force` sets it on this layer. Returns whether it was set. Raises an AttributeError for a
+        constructor argument of a transform, and where a simulator or a function would not see the
+        value, and a ValueError for a list of another length or a value that `params` cannot hold.
         """
         if force or self.has_wrapper_attr(name):
             setattr(self, name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ _VMAP_ERRORS = {
     ),
     r"control flow|\.item\(\)|data pointer|aten::equal": (
         "reads values on the host",
-        "Use tensor operators, torch.where instead of `if`",
+        "Use torch.where instead of `if`, and x[i + torch.arange(2)] instead of x[i : i + 2]",
     ),
     "dynamic shape": (
         "makes a tensor whose shape depends on values",
@@ -99,7 +100,8 @@ class FunctionalEnv(Env):
         first_index: global index of the first env, for a shard of a larger run.
         params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
             a dict of their env's as `params`. `env.set_wrapper_attr(name, value)` changes them
-            during training, compiled or not, for one value or one per env.
+            during training, compiled or not, for one value or one per env. `state_dict` has them:
+            a value that all envs share loads into any number of envs.
         render_mode: "rgb_array" if the functions have `render_init()` and
             `render_image(state, render_state)`, which returns `(render_state, frame)`;
             `render_close(render_state)` is optional. None disables rendering.
@@ -144,8 +146,8 @@ class FunctionalEnv(Env):
             )
         signature = Signature(
             num_envs,
-            func_env.observation_space,
-            func_env.action_space,
+            copy.deepcopy(func_env.observation_space),  # a class shares its spaces' generators
+            copy.deepcopy(func_env.action_space),
             validation.device(owner, device),
             max_episode_steps,
             first_index,
@@ -158,7 +160,8 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
-            self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
+            parameter = value.detach().to(device, copy=True)
+            self.register_env_buffer(f"params_{name}", parameter, persistent=True)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
@@ -342,7 +345,7 @@ class FunctionalEnv(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         if name in self.parameter_names:
-            return self.params[name]
+            return self.params[name].clone()
         if hasattr(self, name) or not hasattr(self.func_env, name):
             return super().get_wrapper_attr(name)
         return getattr(self.func_env, name)
@@ -360,11 +363,7 @@ class FunctionalEnv(Env):
                 raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
         parameter = self.params[name]
-        try:
-            parameter.copy_(torch.as_tensor(value))
-        except (TypeError, ValueError, RuntimeError) as error:
-            must = f"params[{name!r}] must broadcast to {tuple(parameter.shape)}"
-            raise ValueError(refusal(self._name(), must, validation.shown(value))) from error
+        parameter.copy_(_parameter(f"{self._name()}: params[{name!r}]", value, parameter))
         return True
 
     # Rendering.
@@ -501,6 +500,29 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
     return tensordict(parts, num_rows)
+
+
+def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
+    """One value for all envs, or a list or tuple with one per env, as a parameter like another."""
+    parameter = torch.empty_like(like)
+    rows: Any = [parameter]
+    values = [value]
+    if isinstance(value, list | tuple):
+        rows = parameter
+        values = [*value]
+    try:
+        for row, item in zip(rows, values, strict=True):
+            given = item if isinstance(item, Tensor) else torch.as_tensor(np.asarray(item))
+            given = given.detach().to(like.device).expand_as(row)
+            row.copy_(given)
+            # Floats are rounded. Another dtype holds the value itself.
+            is_changed = row.isinf() != given.isinf() if row.is_floating_point() else row != given
+            if is_changed.any():
+                raise ValueError(f"{like.dtype} cannot hold {item}")
+    except (TypeError, ValueError, RuntimeError) as error:
+        must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
+        raise ValueError(refusal(owner, must, validation.shown(value))) from error
+    return parameter
 
 
 def _defines(func_env: Functions, name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap._core import validation
+from torchwrap._core import rows, validation
 from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
+from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -31,10 +34,13 @@ Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 
 IS_INIT = "is_init"
 DECLARED = "Declare what the policy carries from step to step with PolicyState"
+NUM_FIRST_CALLS = 3
 
 # Keys of roots and steps, and of the state of a deployed policy and of snapshots.
 _RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
 _RESERVED |= {IS_INIT, "is_first", "buffers"}
+
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 
 
 # The state of a recurrent policy.
@@ -113,19 +119,21 @@ class PolicyState(Transform):
 
 def keys(signature: Signature) -> list[str]:
     """The keys of a root, without infos."""
-    names = list(signature.policy_state)
-    if names:
-        names.append(IS_INIT)
-    return ["observation", *names]
+    return ["observation", *declared(signature)]
+
+
+def declared(signature: Signature) -> dict[str, EnvBuffer]:
+    """The entries of a root that belong to the policy."""
+    entries = dict(signature.policy_state)
+    if entries:
+        entries[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
+    return entries
 
 
 def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
     entries = {}
-    rows = dict(signature.policy_state)
-    if rows:
-        rows[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
-    for name, row in rows.items():
+    for name, row in declared(signature).items():
         entries[name] = row.allocate(None, signature.num_envs, signature.device)
     return entries
 
@@ -197,6 +205,82 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
     return td.set("action", result)
 
 
+class FirstCalls(OperatorMode):
+    """A policy in its first calls. Refuses state of its own, which no episode resets.
+
+    That is a tensor which the policy computes or is given in one call, and reads in the next one; a
+    tensor from its very first call may be a cache. Or it is one that a call reads and then writes.
+
+    Args:
+        owner: of the error.
+        policy: runs eagerly, also if `torch.compile` has compiled it.
+        num_envs: if given, only tensors with a row per env are refused, because the policy may
+            learn others.
+    """
+
+    def __init__(self, owner: str, policy: Policy, num_envs: int | None = None) -> None:
+        super().__init__()
+        self.owner = owner
+        self.policy = policy
+        self.num_envs = num_envs
+        self.number = 0
+        self.known = weakref.WeakValueDictionary[int, Tensor]()
+        """Tensors of this call by id, as long as something holds them."""
+
+    def __call__(self, td: TensorDict) -> Tensor | TensorDictBase:
+        if self.number == NUM_FIRST_CALLS:
+            return self.policy(td)
+        given = rows.leaves(td)
+        self.read: dict[int, Tensor] = {}
+        self.earlier = self.known
+        self.known = weakref.WeakValueDictionary[int, Tensor]()
+        for tensor in given:
+            self.earlier.pop(id(tensor), None)
+            self.known[id(tensor)] = tensor
+        if any(map(rows.is_traced, given)):
+            with self:
+                return self.policy(td)
+        self.number += 1
+        with self, torch.compiler.set_stance("force_eager"):
+            return self.policy(td)
+
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        written = list(_tensors(args[:1] if is_in_place else result))
+        read = list(_tensors((args[is_in_place:], kwargs)))
+        state = [tensor for tensor in written if is_in_place and id(tensor) in self.read]
+        if self.number == NUM_FIRST_CALLS:
+            state += [tensor for tensor in read if id(tensor) in self.earlier]
+        for tensor in state:
+            if self.num_envs is None or self.num_envs in tensor.shape[:-1]:
+                must = "policy must not carry a tensor from call to call"
+                got = f"one of shape {tuple(tensor.shape)}"
+                raise ValueError(refusal(self.owner, must, got, DECLARED))
+        if name in _OVERWRITES:
+            self.earlier.pop(id(result), None)
+        for tensor in read:
+            if id(tensor) not in self.known:
+                self.read[id(tensor)] = tensor
+        for tensor in written:
+            if id(tensor) not in self.read:  # `flatten` and others may return what they are given
+                self.known[id(tensor)] = tensor
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results of an operator."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | TensorDictBase):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+
+
 def modules_of(policy: Any) -> list[nn.Module]:
     """The modules of a policy that are in plain sight.
 
@@ -213,8 +297,7 @@ def modules_of(policy: Any) -> list[nn.Module]:
         named = [policy.__self__]
     elif isinstance(policy, types.FunctionType):
         function: Any = inspect.unwrap(policy)  # without decorators such as `torch.no_grad`
-        variables = inspect.getclosurevars(function)
-        named = [*variables.nonlocals.values(), *variables.globals.values()]
+        named = list(variables_of(function).values())
         named += function.__defaults__ or ()
     found: dict[nn.Module, None] = {}
     for value in named:
@@ -225,3 +308,16 @@ def modules_of(policy: Any) -> list[nn.Module]:
                 if isinstance(attribute, nn.Module):
                     found[attribute] = None
     return list(found)
+
+
+def variables_of(function: types.FunctionType) -> dict[str, Any]:
+    """The variables of a function's closure, and the globals that it or a function in it names."""
+    found = dict(inspect.getclosurevars(function).nonlocals)
+    codes = [function.__code__]
+    for code in codes:  # the list grows
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        for instruction in dis.get_instructions(code):
+            name = instruction.argval
+            if instruction.opname == "LOAD_GLOBAL" and name in function.__globals__:
+                found.setdefault(name, function.__globals__[name])
+    return found

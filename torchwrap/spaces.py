@@ -170,8 +170,9 @@ def dtype(space: Space[Any]) -> torch.dtype:
         remedy = "Leave entries of a Dict out with make(id, wrappers=[...]) and FilterObservation"
         raise TypeError(refusal("torchwrap.spaces", must, str(space), remedy))
     if space.dtype.str not in TORCH_DTYPES:
-        must = f"space must have a dtype of PyTorch, not {space.dtype}"
-        raise TypeError(refusal("torchwrap.spaces", must, space))
+        must = f"space must have a dtype that PyTorch computes with, not {space.dtype}"
+        remedy = "Convert it with make(id, wrappers=[...]) and Gymnasium's DtypeObservation"
+        raise TypeError(refusal("torchwrap.spaces", must, space, remedy))
     return TORCH_DTYPES[space.dtype.str]
 
 
@@ -600,7 +601,8 @@ class _Leaf(nn.Module):
         self.shape = space.shape or ()
         self.dtype = dtype(space)
         for name, number in numbers.items():
-            self.register_buffer(name, torch.tensor(number, device=device), persistent=False)
+            value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
+            self.register_buffer(name, value, persistent=False)
 
 
 class _Counted(_Leaf):

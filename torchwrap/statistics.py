@@ -229,8 +229,8 @@ class RunningMeanStd(BatchedModule):
         var = (self.squares / count - shift.square()).relu()  # rounding can make it negative
         return shift, var + (self.count == 0)  # 1 before the first value
 
-    def _warn_untrained(self, owner: str) -> None:
-        if self.count.is_meta or self.count.any():
+    def _warn_untrained(self, owner: str, num_initial: int = 0) -> None:
+        if self.count.is_meta or (self.count > num_initial).any():
             return
         fault = "normalizes in eval() with statistics that have no samples"
         remedy = "Load those of a trained env with load_state_dict(), or learn them in train()"

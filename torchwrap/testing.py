@@ -246,6 +246,9 @@ def check_transform(
 
     The checks run over the env, and again with random observations and rewards instead of its own.
 
+    Python values are constants of a compiled graph. A value that changes between two calls, such as
+    an attribute that a training loop anneals, is not found: hold it in a buffer.
+
     Args:
         make: makes a new transform.
         make_env: makes an env whose spaces the transform accepts, as for `check_env`.

@@ -27,6 +27,12 @@ def test_example_repeats_itself():
     assert runs[0]["env_steps"] == SMALL["total_timesteps"]
 
 
+def test_another_number_of_envs_keeps_the_batch():
+    sizes = dict(total_timesteps=1, update_epochs=1)  # one iteration
+    run = example.main(example.Args(num_envs=256, **sizes))
+    assert run["env_steps"] == 32 * 64
+
+
 def test_example_parses_flags():
     command = "--env-id Pendulum-v1 --num-envs 3 --seed 7 --total-timesteps 11"
     args = tyro.cli(example.Args, args=command.split())

@@ -151,6 +151,15 @@ def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
     assert_bootstraps(ppo_atari.make_batch(lambda frames: (None, frames), data, root, args))
 
 
+@pytest.mark.parametrize(
+    ("given", "num_steps"),
+    [({}, 128), ({"num_envs": 64}, 16), ({"num_envs": 2, "num_steps": 7}, 7)],
+    ids=["default", "more envs", "given"],
+)
+def test_ppo_atari_keeps_the_batch_for_another_number_of_envs(given, num_steps):
+    assert ppo_atari.Args(**given).num_steps == num_steps
+
+
 @pytest.mark.full
 def test_ppo_atari_runs_and_writes_its_results(tmp_path, capsys):
     args = ppo_atari.Args(
@@ -373,6 +382,23 @@ def test_presets_fill_in_the_same_arguments_of_each_native_env():
     assert set(tw.registration.NATIVE) - {"CartPole-v0"} < ppo_presets.PRESETS.keys()
 
 
+@pytest.mark.parametrize(
+    ("env_id", "given", "num_steps"),
+    [
+        pytest.param("HalfCheetah-v5", {"num_envs": 8}, 256, id="2048 steps of 1 env"),
+        pytest.param("HalfCheetah-v5", {"num_envs": 3}, 682, id="not a divisor"),
+        pytest.param("CartPole-v1", {"num_envs": 512}, 4, id="32 steps of 64 envs"),
+        pytest.param("CartPole-v1", {"num_envs": 10_000}, 1, id="at least 1"),
+        pytest.param("CartPole-v1", {}, 32, id="preset"),
+        pytest.param("CartPole-v1", {"num_envs": 8, "num_steps": 32}, 32, id="given"),
+    ],
+)
+def test_another_number_of_envs_keeps_the_batch_of_the_preset(env_id, given, num_steps):
+    args = ppo.Args(env_id=env_id, **given)
+    ppo_presets.fill_in(args, tw.make)
+    assert args.num_steps == num_steps
+
+
 def test_defaults_of_continuous_actions_are_cleanrls():
     # As the documentation of ppo_continuous_action.py lists them
     cleanrl = {
@@ -412,6 +438,27 @@ def test_ppo_resume_is_refused(tmp_path, arguments, fault):
     ppo.main(ppo.Args(**SMALL, out=tmp_path))
     with pytest.raises(ValueError, match=fault):
         ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True, **arguments))
+
+
+OTHER_FILES = {
+    "empty": b"",
+    "text": b"not a checkpoint",
+    "tensor": torch.zeros(2),
+    "weights": {"weight": torch.zeros(2)},
+    "parts": {"run": {}, "agent": {}},
+    "object": ppo.Args(),
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
+def test_ppo_resume_from_a_file_of_something_else_is_refused_by_its_name(tmp_path, content):
+    path = tmp_path / "checkpoint.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"--resume.*{path}"):
+        ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True))
 
 
 def test_ppo_in_a_process_of_torchrun_is_refused(monkeypatch):

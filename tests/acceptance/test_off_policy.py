@@ -5,13 +5,15 @@ from collections import deque
 from types import SimpleNamespace
 
 import dqn
+import gymnasium
 import numpy as np
 import pytest
 import sac
 import torch
 from gymnasium.spaces import Box, Discrete
-from replay import FrameReplayBuffer, ReplayBuffer, TorchRLReplayBuffer, n_step_returns
+from replay import FrameReplayBuffer, ReplayBuffer, TorchRLReplayBuffer, n_step_returns, sequences
 from stable_baselines3.common.buffers import NStepReplayBuffer
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -148,6 +150,71 @@ def test_single_frames_make_the_same_stacks(padding, n_step):
         assert (found == expected).all()
     for key in ("observation", ("next", "observation")):
         assert 4 * frames.storage[key].nbytes == stacks.storage[key].nbytes
+
+
+def play_gymnasium(actions):
+    """Rows of one CartPole-v1: what a loop over episodes would append, as Dreamer's does."""
+    env = gymnasium.make("CartPole-v1")
+    rows = []
+    observation, _ = env.reset(seed=0)
+    rows.append((observation, 0.0, False, True))
+    for action in actions:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        rows.append((observation, reward, terminated, False))
+        if terminated or truncated:
+            observation, _ = env.reset()
+            rows.append((observation, 0.0, False, True))
+    if rows[-1][3]:  # no step was taken from this one
+        rows.pop()
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("num_steps", [120, 121])
+def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
+    env = tw.make("CartPole-v1", 1, backend="gymnasium")
+    data, _ = tw.rollout(env, None, num_steps, env.reset(seed=0))
+    actions = data["action"][0].numpy()
+    names = ("observation", "reward", "terminated", "is_first")
+    (rows,) = sequences(data)
+    assert rows["terminated"].sum() >= 2
+    for name, expected in zip(names, play_gymnasium(actions), strict=True):
+        np.testing.assert_array_equal(rows[name].numpy(), expected)
+    assert rows["action"][~rows["is_first"]].tolist() == actions.tolist()
+
+
+def test_sequences_hold_each_reward_and_each_end():
+    env = ScriptedEnv(2, (1,), (3, 2), ending="terminated")
+    data, _ = tw.rollout(env, None, 5, env.reset(seed=0))
+    first, second = sequences(data)
+    assert first["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert first["reward"].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert first["terminated"].nonzero().flatten().tolist() == [3, 6]
+    assert second["reward"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+
+
+BUFFERS = {
+    "ring": lambda: ReplayBuffer(40, 0.9),
+    "frames": lambda: FrameReplayBuffer(2, 40, 0.9),
+    "torchrl": lambda: TorchRLReplayBuffer(40, 0.9),
+}
+
+
+@pytest.mark.parametrize("make_buffer", BUFFERS.values(), ids=BUFFERS)
+def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
+    if make_buffer is BUFFERS["torchrl"]:
+        pytest.importorskip("torchrl")
+    buffer = make_buffer()
+    env = tw.TransformedEnv(ScriptedEnv(2, (3,)), T.FrameStackObservation(2))
+    actor = nn.Sequential(nn.Flatten(), nn.Linear(6, 6))
+    td = env.reset(seed=0)
+    for _ in range(4):
+        td["action"] = actor(td["observation"])  # without no_grad
+        transition, td = env.step(td)
+        buffer.extend(transition.unsqueeze(1))
+    sample = buffer.sample(8)
+    assert sample["action"].any()
+    assert not [key for key, value in sample.items() if value.requires_grad]
+    assert transition["action"].requires_grad  # the caller's tensors keep theirs
 
 
 @pytest.fixture

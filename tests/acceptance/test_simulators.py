@@ -45,6 +45,8 @@ class Fake:
     def start(self, rows):
         self.episode[rows] += 1
         self.episode_length_buf[rows] = 0
+        # mjlab/envs/manager_based_rl_env.py, `_reset_idx`; Isaac Lab likewise
+        self.extras["log"] = {"Episode/lengths": LENGTHS[rows].float().mean()}
 
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
@@ -343,6 +345,20 @@ def case(request, monkeypatch):
     with torch.random.fork_rng():  # because some recipes seed it
         fake = make()
         yield fake, recipe(fake), read
+
+
+LOGGING = ["mjlab", "Isaac Lab 3", "Isaac Lab 2.3", "Genesis"]
+
+
+@pytest.mark.parametrize("name", LOGGING)
+def test_log_of_a_step_is_that_of_the_episodes_that_ended_in_it(name):
+    make, recipe, _ = CASES[name]
+    with torch.random.fork_rng():
+        env = recipe(make())
+        env.reset(seed=7)
+        for _ in range(3):
+            env.step(env.sample_action())  # the episode of env 0 ends in the last one
+    assert env.last_info["log"]["Episode/lengths"] == 3
 
 
 def numbers(episode, elapsed):

@@ -78,6 +78,25 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     assert len(seen) >= 3
 
 
+def test_full_reset_after_a_lost_life_starts_the_game_that_ales_own_reset_starts():
+    kwargs = {"game": "breakout", "life_loss_info": True}
+    env = tw.from_gymnasium(make_games(2, **kwargs), info_keys=["lives"])
+    theirs = make_games(2, **kwargs)
+    td = env.reset(seed=0)
+    theirs.reset(seed=np.arange(2))
+    done = np.zeros(2, bool)
+    while not done.any():
+        transition, td = env.step_without_reset(td.set("action", torch.zeros(2).long()))
+        _, _, *flags, info = theirs.step(np.zeros(2, int))
+        done = np.logical_or(*flags)
+        assert_equal_trees(transition["next", "done"].flatten(), done)
+    assert info["lives"].min() == 4
+    td = env.reset()
+    expected, info = theirs.reset()
+    assert td["info", "lives"].flatten().tolist() == info["lives"].tolist() == [5, 5]
+    assert_equal_trees(td["observation"], expected)
+
+
 LIVES = (
     {"life_loss_info": True},
     {"episodic_life": True},

@@ -277,3 +277,23 @@ def test_make_atari_with_another_env_raises() -> None:
 def test_preset_on_an_env_without_frames_raises() -> None:
     with pytest.raises(TypeError, match="ResizeObservation"):
         tw.TransformedEnv(tw.make("CartPole-v1"), T.atari("gymnasium"))
+
+
+@pytest.mark.parametrize("frameskip", [4, (2, 5)], ids=str)
+def test_skipping_frames_of_a_game_that_skips_raises(frameskip):
+    env = tw.make("ale_py:ALE/Pong-v5", 1, frameskip=frameskip)
+    with pytest.raises(ValueError, match="frameskip"):
+        tw.wrappers.MaxAndSkipObservation(env)
+
+
+def test_skipping_frames_of_a_game_that_skips_none_is_gymnasiums():
+    single = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
+    theirs = gymnasium.wrappers.MaxAndSkipObservation(single, 4)
+    env = tw.make("ale_py:ALE/Pong-v5", 1, frameskip=1, repeat_action_probability=0.0)
+    ours = tw.wrappers.MaxAndSkipObservation(env, 4)
+    ours.reset(seed=0)
+    theirs.reset(seed=0)
+    for _ in range(5):
+        expected, *_ = theirs.step(2)
+        _, td = ours.step(torch.tensor([2]))
+        np.testing.assert_array_equal(td["observation"][0], expected)

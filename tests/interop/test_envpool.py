@@ -94,6 +94,49 @@ def test_reset_of_finished_rows_keeps_lives_whatever_other_rows_do():
     assert after[~done] == 5
 
 
+def lose_a_life(env):
+    """Steps until an episode ends, and resets no row."""
+    td = env.reset()
+    done = torch.zeros(env.num_envs, dtype=torch.bool)
+    while not done.any():
+        transition, td = env.step_without_reset(td.set("action", torch.zeros_like(done).long()))
+        done = transition["next", "done"].flatten()
+    return done
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_full_reset_after_a_lost_life_is_that_of_envpool(num_envs):
+    arguments = {"num_envs": num_envs, "seed": 5, "episodic_life": True}
+    env = tw.from_gymnasium(make_pool("Breakout-v5", **arguments), info_keys=["lives"])
+    pool = make_pool("Breakout-v5", **arguments)
+    pool.reset()
+    done = np.zeros(num_envs, bool)
+    lose_a_life(env)
+    while not done.any():
+        _, _, terminated, truncated, _ = pool.step(np.zeros(num_envs, int))
+        done = terminated | truncated
+    expected, info = pool.reset()
+    td = env.reset()
+    assert td["info", "lives"].flatten().tolist() == info["lives"].tolist() == [5] * num_envs
+    assert_equal_trees(td["observation"], expected)
+
+
+def reset_all(env, done):
+    return env.reset(mask=torch.ones_like(done))
+
+
+def reset_by_gymnasium(env, done):
+    infos = tw.to_gymnasium(env).reset(options={"reset_mask": np.ones(len(done), bool)})[1]
+    return {"info": {"lives": torch.as_tensor(infos["lives"])}}
+
+
+@pytest.mark.parametrize("reset", [reset_all, reset_by_gymnasium], ids=["mask", "to_gymnasium"])
+def test_reset_of_a_mask_of_all_rows_keeps_lives(reset):
+    pool = make_pool("Breakout-v5", 1, seed=5, episodic_life=True)
+    env = tw.from_gymnasium(pool, info_keys=["lives"])
+    assert reset(env, lose_a_life(env))["info"]["lives"].flatten().tolist() == [4]
+
+
 def test_second_reset_of_a_finished_row_starts_another_episode():
     env = tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1))
     pools = by_hand("CartPole-v1", 3, seed=1)

@@ -333,6 +333,52 @@ def test_missing_final_observations_raise(change):
         play(env, 4)
 
 
+ENTRIES = {
+    "function": lambda number: lambda: number,
+    "generator": lambda number: (each for each in range(number)),
+    "vectors": np.zeros,
+    "numbers and strings": lambda number: number if number % 2 else "even",
+}
+
+
+class Entries(Scripted):
+    """Has an entry in its infos that is not a number of every env."""
+
+    def __init__(self, make_entry=None):
+        super().__init__()
+        self.make_entry = make_entry
+
+    def reset(self, **kwargs):
+        observation, _ = super().reset(**kwargs)
+        return observation, {}
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return *result, {"entry": self.make_entry(int(self.np_random.integers(1, 99)))}
+
+
+gymnasium.register("TorchwrapTest/Entries-v0", entry_point=Entries)
+
+
+@pytest.mark.parametrize("make_entry", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_entries_that_are_not_asked_for_can_be_anything(kind, make_entry):
+    makers = [lambda: Entries(make_entry)] * 3
+    id = "TorchwrapTest/Entries-v0"
+    with tw.make(id, 3, vectorization_mode=kind, make_entry=make_entry) as env:
+        check_transitions(env, makers, steps=4)
+
+
+@pytest.mark.parametrize("make_entry", ENTRIES.values(), ids=ENTRIES)
+def test_entries_that_gymnasiums_workers_cannot_send_refer_to_info_keys(bridge, make_entry):
+    env = bridge([lambda: Entries(make_entry)] * 3, AsyncVectorEnv)
+    with pytest.raises(RuntimeError, match="info_keys"):
+        play(env, 4)
+    with pytest.raises(RuntimeError, match="new env"):
+        env.reset()
+    close(env)
+
+
 # Attributes and copies.
 
 

@@ -3,6 +3,7 @@
 import copy
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,11 +11,22 @@ pytest.importorskip("rl_games")
 
 import numpy as np
 import torch
-from adapters import staggered, staggered_steps
+from adapters import (
+    LOGGED,
+    VECTOR,
+    moments,
+    moments_after,
+    normalized,
+    simulator,
+    staggered,
+    staggered_steps,
+)
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from helpers import RewardTerms
+from processes import Processes
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
+from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -24,9 +36,11 @@ from torchwrap.testing import ScriptedEnv
 # rl_games looks NumPy's scalars up under their old path when it reads a checkpoint.
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
 
-VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 STATE = Box(-np.inf, np.inf, (5,), np.float32)
-STATES = Dict(obs=VECTOR, states=STATE)
+STATES = {
+    "obs, states": Dict(obs=VECTOR, states=STATE),
+    "policy, critic": Dict(policy=VECTOR, critic=STATE, other=STATE),
+}
 DEFAULT = {"name": "default"}
 CONTINUOUS = {
     "mu_activation": "None",
@@ -205,17 +219,18 @@ def test_seed_is_that_of_the_next_reset_alone():
     assert (env.reset() == first).all()
 
 
-def test_env_info_has_the_spaces_and_the_state_space():
-    env = to_rl_games(ScriptedEnv(2, observation_space=STATES))
+@pytest.mark.parametrize("space", STATES.values(), ids=STATES)
+def test_env_info_has_the_spaces_and_the_state_space(space):
+    env = to_rl_games(ScriptedEnv(2, observation_space=space))
     assert env.get_env_info() == {
         "observation_space": VECTOR,
-        "state_space": STATES["states"],
+        "state_space": STATE,
         "action_space": env.env.single_action_space,
     }
     initial = env.reset()
     final = env.step(torch.zeros(2, 6))[3]["final_observation"]
     for observation in (initial, final):
-        assert type(observation) is dict
+        assert set(observation) == {"obs", "states"}
         assert observation["obs"].shape == (2, 3)
         assert observation["states"].shape == (2, 5)
     assert "state_space" not in to_rl_games(ScriptedEnv(2)).get_env_info()
@@ -237,12 +252,11 @@ def test_runner_seeds_the_env_and_passes_its_config(make_runner):
     assert agent.vec_env.env.np_random_seed == 7
 
 
-def test_runner_trains_a_central_value_network_on_the_states(
-    make_runner,
-):
+@pytest.mark.parametrize("space", STATES.values(), ids=STATES)
+def test_runner_trains_a_central_value_network_on_the_states(make_runner, space):
     network = {**NETWORK, "separate": False, "central_value": True}
     runner = make_runner(
-        lambda num_envs: ScriptedEnv(num_envs, observation_space=STATES),
+        lambda num_envs: ScriptedEnv(num_envs, observation_space=space),
         central_value_config={
             **UPDATE,
             "minibatch_size": 16,
@@ -272,6 +286,55 @@ def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
     assert logged["Episode/twice"] == 3  # rewards 1 and 2
     assert logged["Episode/terms/half"] == 0.75
     assert "Episode/vector" not in logged
+
+
+def test_isaac_observer_logs_what_the_simulator_logs(make_runner, monkeypatch):
+    def make_env(num_envs):
+        return simulator()
+
+    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
+    logged = {}
+    monkeypatch.setattr(
+        agent.writer,
+        "add_scalar",
+        lambda name, value, step: logged.setdefault(name, float(value)),
+    )
+    agent.train()
+    for name in LOGGED:
+        # The horizon is 8: resets 0, 1, 1, 2, 2, 3, 3, 4.
+        factor = LOGGED[name][1]
+        assert logged[f"Episode/{name}"] == factor * 2
+
+
+def test_isaac_observer_takes_logs_that_come_and_go(make_runner, monkeypatch):
+    class Rarely(T.Transform):
+        """The simulator below logs in every second step; the info of this layer in each."""
+
+        def step(self, td):
+            return td.set("info", TensorDict({"reward": td["reward"]}, td.batch_size))
+
+    def make_env(num_envs):
+        base = simulator()
+        step = base.functions["step"]
+
+        def rarely(action):
+            *results, extras = step(action)
+            return *results, extras if results[2].any() else {}
+
+        base.functions["step"] = rarely
+        return tw.TransformedEnv(base, Rarely())
+
+    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=2))
+    logged = {}
+    monkeypatch.setattr(
+        agent.writer,
+        "add_scalar",
+        lambda name, value, step: logged.update({name: float(value)}),
+    )
+    agent.train()
+    assert logged["Episode/reward"] == 1
+    # The second epoch has resets 5, 6, 7 and 8.
+    assert logged["Episode/Episode_Reward/alive"] == 13
 
 
 def test_runner_rescales_clipped_actions_to_the_box(make_runner):
@@ -306,12 +369,40 @@ def test_runner_saves_the_statistics_of_the_env_and_restores_them(make_runner, t
     player.restore(checkpoint(tmp_path))
     agent = make_agent(runner)
     agent.restore(checkpoint(tmp_path))
-    agent.vec_env.set_env_state(None)  # as from the checkpoint of another kind of env
     for env in (player.env.env, agent.vec_env.env):
         assert env is not made[0]
         for name, value in learned.items():
             assert value.any(), name
             assert (env.state_dict()[name] == value).all(), name
+
+
+def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning():
+    with pytest.warns(UserWarning, match="env_state"):
+        to_rl_games(normalized(2)).set_env_state(None)
+    to_rl_games(ScriptedEnv(2)).set_env_state(None)
+
+
+def moments_of_a_rank(rank, group):
+    env = normalized(3, first_index=3 * rank)
+    venv = to_rl_games(env, seed=0)
+    agent = SimpleNamespace(multi_gpu=True)  # its `train_epoch` begins with this call
+    venv.set_train_info(0, agent)
+    venv.reset()
+    for _ in range(16):
+        venv.step(torch.zeros(3, 6))
+    venv.set_train_info(48, agent)
+    return moments(env)
+
+
+def test_two_ranks_share_the_statistics_of_all_their_envs():
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("use_vecenv", "num_envs"), [(True, 4), (False, 1)])

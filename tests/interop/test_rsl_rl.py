@@ -1,28 +1,53 @@
 """to_rsl_rl and PPO under rsl_rl's own OnPolicyRunner, and against hand-computed episodes."""
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("rsl_rl")
 
 import numpy as np
 import torch
-from adapters import staggered, staggered_steps
+from adapters import (
+    DIVERGED,
+    LOGGED,
+    VECTOR,
+    diverging,
+    moments,
+    moments_after,
+    normalized,
+    simulator,
+    staggered,
+    staggered_steps,
+)
 from gymnasium.spaces import Box, Dict, Discrete
 from helpers import AOT, Held, RewardTerms
-from rsl_rl.runners import OnPolicyRunner
+from processes import Processes
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.rsl_rl import to_rsl_rl
+from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 from torchwrap.testing import ScriptedEnv
 
 THEIRS = "PPO"
 OURS = "torchwrap.interop.rsl_rl:PPO"
-VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+DISTILLATION = "torchwrap.interop.rsl_rl:Distillation"
 
 
-def make_runner(env, algorithm=OURS, steps=8, critic=None, log_dir=None, **settings):
+def make_runner(
+    env,
+    algorithm=OURS,
+    steps=8,
+    critic=None,
+    log_dir=None,
+    runner=OnPolicyRunner,
+    models=None,
+    sets=None,
+    **settings,
+):
     """A runner of an env with groups "policy", or "actor" and "critic"."""
     adapter = to_rsl_rl(env) if isinstance(env, tw.Env) else env
     groups = list(adapter.get_observations().keys())
@@ -35,12 +60,24 @@ def make_runner(env, algorithm=OURS, steps=8, critic=None, log_dir=None, **setti
     cfg = {
         "num_steps_per_env": steps,
         "save_interval": 1000,
-        "obs_groups": {"actor": [groups[0]], "critic": [groups[-1]]},
-        "actor": {**network, "distribution_cfg": gaussian},
-        "critic": {**network, **(critic or {})},
         "algorithm": {"class_name": algorithm, **settings},
+        "obs_groups": {},
     }
-    return OnPolicyRunner(adapter, cfg, log_dir=log_dir)
+    names = (
+        ("student", "teacher") if issubclass(runner, DistillationRunner) else ("actor", "critic")
+    )
+    for name, group in zip(names, (groups[0], groups[-1]), strict=True):
+        cfg[name] = {**network, **(models or {})}
+        cfg["obs_groups"][name] = [group]
+        if name != "critic":
+            cfg[name]["distribution_cfg"] = gaussian
+    cfg.get("critic", {}).update(critic or {})
+    cfg["obs_groups"].update(sets or {})
+    return runner(adapter, cfg, log_dir=log_dir)
+
+
+def make_distillation(env, algorithm=DISTILLATION):
+    return make_runner(env, algorithm, runner=DistillationRunner, gradient_length=8)
 
 
 def make_pendulum(num_envs=4, *transforms, **kwargs):
@@ -222,6 +259,28 @@ def test_logger_writes_means_over_the_finished_episodes(tmp_path):
     assert "Episode/vector" not in events.Tags()["scalars"]
 
 
+@pytest.mark.parametrize("key", ["log", "episode"])
+def test_logger_writes_what_the_simulator_logs(monkeypatch, key):
+    runner = make_runner(simulator(key), steps=4)
+    logged = {}
+    writer = SimpleNamespace(add_scalar=lambda name, value, it: logged.setdefault(name, value))
+    monkeypatch.setattr(runner.logger, "writer", writer)
+    monkeypatch.setattr(runner.logger, "init_logging_writer", lambda: None)
+    monkeypatch.setattr(runner, "save", lambda path: None)
+    monkeypatch.setattr(runner.logger, "log_dir", "")
+    runner.learn(1)
+    for name, values in LOGGED.items():
+        assert logged[name] == pytest.approx(sum(values) / 4), name
+
+
+def test_log_of_the_simulator_belongs_to_it():
+    base = simulator()
+    env = to_rsl_rl(base)
+    *_, extras = env.step(torch.zeros(2, 6))
+    extras["log"].clear()
+    assert len(env.step(torch.zeros(2, 6))[3]["log"]) == 3
+
+
 def test_runner_saves_the_statistics_of_the_env_and_loads_them(
     tmp_path,
 ):
@@ -237,22 +296,196 @@ def test_runner_saves_the_statistics_of_the_env_and_loads_them(
         assert (unloaded.state_dict()[name] != value).any(), name
 
 
+def test_student_and_teacher_see_the_statistics_of_the_teachers_checkpoint(tmp_path):
+    env = make_learned()
+    runner = make_runner(env)
+    runner.learn(1)
+    runner.save(tmp_path / "teacher.pt")
+    distilled, resumed = (make_learned(2) for _ in range(2))
+    make_distillation(distilled).load(tmp_path / "teacher.pt")
+    torch.testing.assert_close(dict(distilled.state_dict()), dict(env.state_dict()), rtol=0, atol=0)
+    student = make_distillation(distilled)
+    student.load(tmp_path / "teacher.pt")
+    student.learn(1)
+    student.save(tmp_path / "student.pt")
+    make_distillation(resumed).load(tmp_path / "student.pt")
+    torch.testing.assert_close(
+        dict(resumed.state_dict()), dict(distilled.state_dict()), rtol=0, atol=0
+    )
+
+
+def test_checkpoint_without_the_statistics_of_the_env_is_loaded_with_a_warning(tmp_path):
+    make_runner(make_learned(), THEIRS).save(tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match="env_state_dict"):
+        make_runner(make_learned()).load(tmp_path / "model.pt")
+    make_runner(make_learned()).load(tmp_path / "model.pt", {"actor": True, "env": False})
+    make_runner(make_pendulum()).load(tmp_path / "model.pt")
+
+
+def test_first_step_in_eval_mode_without_statistics_warns(tmp_path):
+    # rsl_rl's own PPO does not load what ours has saved.
+    make_runner(make_learned()).save(tmp_path / "model.pt")
+    env = make_learned()
+    runner = make_runner(env, THEIRS)
+    runner.load(tmp_path / "model.pt")
+    env.eval()
+    with pytest.warns(UserWarning, match="to_rsl_rl.*statistics"):
+        runner.env.step(torch.zeros(3, 1))
+    runner.env.step(torch.zeros(3, 1))  # without a warning
+
+
+def test_step_in_eval_mode_with_loaded_statistics_does_not_warn(tmp_path):
+    env = make_learned()
+    runner = make_runner(env)
+    runner.learn(1)
+    runner.save(tmp_path / "model.pt")
+    other = make_learned()
+    loaded = make_runner(other)
+    loaded.load(tmp_path / "model.pt")
+    other.eval()
+    loaded.env.step(torch.zeros(3, 1))
+
+
+class TwoRanks:
+    """The runner in the process group of the test, which has no GPU."""
+
+    def _configure_multi_gpu(self):
+        rank = torch.distributed.get_rank()
+        self.is_distributed = True
+        self.gpu_world_size = 2
+        self.gpu_local_rank = rank
+        self.gpu_global_rank = rank
+        self.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
+
+
+class TwoRanksOnPolicy(TwoRanks, OnPolicyRunner):
+    pass
+
+
+class TwoRanksDistillation(TwoRanks, DistillationRunner):
+    pass
+
+
+def moments_of_a_rank(rank, group, algorithm):
+    env = normalized(3, first_index=3 * rank)
+    if algorithm == OURS:
+        runner = make_runner(env, algorithm, runner=TwoRanksOnPolicy)
+    else:
+        settings = {"runner": TwoRanksDistillation, "gradient_length": 8}
+        runner = make_runner(env, algorithm, **settings)
+        runner.alg.teacher_loaded = True
+    runner.learn(2)
+    return moments(env)
+
+
+@pytest.mark.parametrize("algorithm", [OURS, DISTILLATION], ids=["PPO", "Distillation"])
+def test_two_ranks_share_the_statistics_of_all_their_envs(algorithm):
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank, algorithm)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
+
+
+# Policies for `evaluate` and `deploy`.
+
+MODELS = {
+    "MLP": {},
+    "GRU": {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 6},
+    "LSTM": {
+        "class_name": "RNNModel",
+        "rnn_type": "lstm",
+        "rnn_hidden_dim": 5,
+        "rnn_num_layers": 2,
+    },
+}
+
+
+def trained(name):
+    """A policy, and rsl_rl's model, which keeps its own state."""
+    torch.manual_seed(0)
+    runner = make_runner(make_pendulum(3, max_episode_steps=5), models=MODELS[name])
+    runner.learn(1)
+    policy = RslRlPolicy(runner.get_inference_policy())
+    return policy, copy.deepcopy(policy).model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_of_a_model_equals_the_loop_of_rsl_rl(name):
+    policy, model = trained(name)
+    num_steps = 5
+    venv = to_rsl_rl(make_pendulum(4, max_episode_steps=num_steps), seed=7)
+    obs = venv.get_observations()
+    model.reset()
+    returns = torch.zeros(4)
+    with torch.no_grad():
+        for _ in range(num_steps):
+            obs, rewards, dones, _ = venv.step(model(obs))
+            model.reset(dones)
+            returns += rewards
+    env = tw.TransformedEnv(make_pendulum(4, max_episode_steps=num_steps), *policy.transforms)
+    for _ in range(2):
+        episodes = tw.evaluate(env, policy, 4, seed=7)
+        given = episodes["episode_return"].flatten().sort().values
+        torch.testing.assert_close(given, returns.sort().values)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_state_of_a_model_in_its_runner_is_left_alone(name):
+    policy, _ = trained(name)
+    with torch.inference_mode():
+        policy.model(TensorDict({"policy": torch.randn(3, 3)}, [3]))
+    before = policy.model.get_hidden_state()
+    env = tw.TransformedEnv(make_pendulum(2, max_episode_steps=5), *policy.transforms)
+    tw.evaluate(env, policy, 2, seed=7)
+    assert policy.model.get_hidden_state() is before
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # PyTorch's own, for its RNNs
+@pytest.mark.parametrize("name", MODELS)
+def test_deployed_model_acts_as_the_model(name):
+    policy, model = trained(name)
+    env = tw.TransformedEnv(make_pendulum(1), *policy.transforms)
+    module = tw.deploy(env, policy)
+    program = torch.export.export(
+        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+    )
+    state = module.initial_state(4)
+    model.reset()
+    with torch.no_grad():
+        for _ in range(3):
+            raw = torch.randn(4, 3)
+            expected = 2 * model(TensorDict({"policy": raw}, [4])).clamp(-1, 1)
+            results = program.module()(raw, *([state] if state else []))
+            action, state = results if state else (results, state)
+            torch.testing.assert_close(action, expected)
+
+
+def test_recurrent_policy_of_an_env_without_its_state_is_refused():
+    policy, _ = trained("GRU")
+    with pytest.raises(ValueError, match=r"RslRlPolicy.*policy\.transforms"):
+        tw.evaluate(make_pendulum(2, max_episode_steps=5), policy, 2)
+
+
+def test_policy_of_another_object_is_refused():
+    with pytest.raises(TypeError, match=r"RslRlPolicy.*model"):
+        RslRlPolicy(lambda td: td)
+
+
 def test_trained_policy_is_deployed():
     env = make_learned()
     runner = make_runner(env)
     runner.learn(1)
-    network = runner.get_inference_policy()
-
-    def act(td):
-        groups = TensorDict({"policy": td["observation"]}, td.batch_size)
-        return network(groups)
-
-    module = tw.deploy(env, act)
+    policy = RslRlPolicy(runner.get_inference_policy())
+    module = tw.deploy(env, policy)
     raw = torch.randn(5, 3)
     normalized = env.transforms[3].observation(raw)
     with torch.no_grad():
         td = TensorDict({"observation": normalized}, [5])
-        expected = 2 * act(td).clamp(-1, 1)
+        expected = 2 * policy(td)["action"].clamp(-1, 1)
         torch.testing.assert_close(module(raw), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -294,6 +527,17 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm):
     storage = alg.storage
     assert storage.observations["policy"].flatten().tolist() == [0, 1] * 3
     assert storage.dones.flatten().tolist() == [0, 1] * 3
+    assert storage.rewards.flatten().tolist() == rewards
+    assert storage.returns.flatten().tolist() == returns
+
+
+@pytest.mark.parametrize("value", DIVERGED.values(), ids=DIVERGED)
+def test_final_observation_that_diverged_changes_no_target_of_a_terminated_episode(
+    monkeypatch, value
+):
+    rewards, returns = TARGETS[OURS]
+    env = diverging(value, 1, (1,), 2)
+    storage = collect(monkeypatch, OURS, env, 6, gamma=0.5, lam=1.0).storage
     assert storage.rewards.flatten().tolist() == rewards
     assert storage.returns.flatten().tolist() == returns
 
@@ -351,13 +595,70 @@ def test_ppo_of_an_env_without_final_observations_is_refused():
         runner.learn(1)
 
 
+# RND, images and writers.
+
+
+@pytest.mark.parametrize(("cfg", "weight"), [({}, 0.5), ({"step_dt": 0.02}, 0.01)])
+def test_weight_of_random_network_distillation_is_per_step_or_per_second(cfg, weight):
+    env = to_rsl_rl(ScriptedEnv(2, (3,)), cfg)
+    rnd_cfg = {
+        "num_outputs": 4,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight": 0.5,
+    }
+    runner = make_runner(env, sets={"rnd_state": ["policy"]}, rnd_cfg=rnd_cfg)
+    runner.learn(2)
+    assert runner.alg.rnd.initial_weight == pytest.approx(weight)
+    assert (runner.alg.intrinsic_rewards > 0).all()
+
+
+def test_groups_of_images_reach_the_convolutions_of_rsl_rl():
+    space = Dict(policy=VECTOR, camera=Box(0, 1, (1, 12, 12), np.float32))
+    env = to_rsl_rl(ScriptedEnv(2, observation_space=space))
+    cnn = {"output_channels": [4], "kernel_size": 3, "stride": 2}
+    groups = ["policy", "camera"]
+    runner = make_runner(
+        env,
+        models={"class_name": "CNNModel", "cnn_cfg": cnn},
+        sets={"actor": groups, "critic": groups},
+    )
+    runner.learn(2)
+    assert runner.alg.actor.obs_groups_2d == ["camera"]
+    assert env.step(torch.zeros(2, 6))[3]["final_obs"]["camera"].shape == (2, 1, 12, 12)
+
+
+def test_remedy_for_images_of_integers_does_not_join_the_groups():
+    space = Dict(policy=VECTOR, camera=Box(0, 255, (1, 12, 12), np.uint8))
+    with pytest.raises(ValueError, match="ObservationKeys"):
+        to_rsl_rl(ScriptedEnv(2, observation_space=space))
+
+
+@pytest.mark.parametrize("cfg", [None, {"task": "arm"}])
+def test_cfg_is_what_the_writers_of_weights_and_biases_and_neptune_take(cfg):
+    from rsl_rl.utils.neptune_log_writer import NeptuneLogWriter
+    from rsl_rl.utils.wandb_log_writer import WandbLogWriter
+
+    env = to_rsl_rl(ScriptedEnv(2, (3,)), cfg)
+    stored = {}
+    with pytest.MonkeyPatch.context() as patch:
+        wandb = SimpleNamespace(config=stored)
+        patch.setattr("rsl_rl.utils.wandb_log_writer.wandb", wandb)
+        WandbLogWriter.store_config(None, env.cfg, {})
+    assert stored["env_cfg"] == (cfg or {})
+    run = {}
+    NeptuneLogWriter.store_config(SimpleNamespace(run=run), env.cfg, {})
+    assert run["env_cfg"] == (cfg or {})
+
+
 # Refusals.
 
 DOUBLES = Box(0, 1, (2,), np.float64)
 REFUSED = {
     "Discrete actions": ({"action_space": Discrete(2)}, "actions"),
     "float64 actions": ({"action_space": DOUBLES}, "actions"),
-    "images": ({"observation_shape": (3, 8, 8)}, "observations"),
+    "matrices": ({"observation_shape": (3, 8)}, "observations"),
+    "uint8 images": ({"observation_space": Box(0, 255, (3, 8, 8), np.uint8)}, "observations"),
     "integers": (
         {"observation_space": Box(0, 9, (3,), np.int64)},
         "observations",

@@ -342,6 +342,37 @@ def test_callbacks_save_and_copy_the_statistics_of_the_env(trained):
         VecNormalize.load(path, DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
 
 
+FORMULAS = [
+    "normalize_obs",
+    "unnormalize_obs",
+    "normalize_reward",
+    "unnormalize_reward",
+    "get_original_obs",
+    "get_original_reward",
+]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_of_vec_normalize_refer_to_deploy(name):
+    venv = to_sb3(make_normalized(2))
+    venv.reset()
+    venv.step(np.zeros((2, 1)))
+    arguments = () if name.startswith("get") else (np.ones((2, 3)),)
+    with pytest.raises(NotImplementedError, match="deploy"):
+        getattr(VecCheckNan(venv), name)(*arguments)
+
+
+def test_replay_buffers_hold_data_as_normalized_when_collected():
+    venv = to_sb3(make_normalized(2))
+    model = SAC("MlpPolicy", venv, learning_starts=30, batch_size=8, device="cpu", seed=0)
+    model.learn(60)
+    buffer = model.replay_buffer
+    assert np.abs(buffer.observations).max() < 10  # of velocities up to 8, and rewards to -16
+    stored = {tuple(row) for row in buffer.observations[: buffer.pos].reshape(-1, 3)}
+    sampled = buffer.sample(16, env=model.get_vec_normalize_env()).observations
+    assert stored.issuperset(map(tuple, sampled.numpy()))
+
+
 # Attributes, methods, seeds, rendering.
 
 
@@ -403,6 +434,134 @@ def test_attributes_of_a_simulator_have_one_value_per_env():
     assert venv.env_method("fall", 2, indices=[1]) == [14]
 
 
+@pytest.mark.parametrize("value", [2, [1, 2, 3], (1, 2, 3)], ids=["number", "list", "tuple"])
+def test_attribute_of_a_simulator_is_set_as_by_dummy_vec_env(value):
+    makers = [lambda: gymnasium.make("CartPole-v1")] * 3
+    theirs = DummyVecEnv(makers)
+    ours = to_sb3(tw.make("CartPole-v1", 3, backend="gymnasium"))
+    for venv in (ours, theirs):
+        venv.env_method("set_wrapper_attr", "gravity", 5)
+        venv.set_attr("gravity", value)
+    assert ours.get_attr("gravity") == theirs.get_attr("gravity")
+
+
+class Masked(FuncEnv):
+    """Functions of an env whose action 0 is allowed where its level is even."""
+
+    observation_space = Box(-9, 9, (1,))
+    action_space = Discrete(2)
+
+    def initial(self, rng, params):
+        return {"step": params["level"]}
+
+    def transition(self, state, action, rng, params):
+        return {"step": state["step"] + 1}
+
+    def observation(self, state, rng, params):
+        return state["step"].float().unsqueeze(-1)
+
+    def reward(self, state, action, next_state, rng, params):
+        return state["step"].float()
+
+    def terminal(self, state, rng, params):
+        return state["step"] > 99
+
+    def action_masks(self, state, params):
+        is_even = state["step"] % 2 == 0
+        return torch.stack([is_even, torch.ones_like(is_even)])
+
+
+def make_masked(num_envs):
+    return tw.FunctionalEnv(Masked(), num_envs, params={"level": torch.arange(num_envs)})
+
+
+def masks_of(env):
+    even = env.unwrapped.state["step"].numpy() % 2 == 0
+    return np.stack([even, np.ones_like(even)], 1)
+
+
+class MaskLayer(tw.Wrapper):
+    form = np.asarray
+
+    def action_masks(self):
+        return self.form(masks_of(self))
+
+
+class ArrayMasks(MaskLayer):
+    pass
+
+
+class TensorMasks(MaskLayer):
+    form = torch.as_tensor
+
+
+class TupleMasks(MaskLayer):
+    form = tuple
+
+
+class ListMasks(MaskLayer):
+    form = list
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+@pytest.mark.parametrize("layer", [tw.Wrapper, ArrayMasks, TensorMasks, TupleMasks, ListMasks])
+def test_action_masks_are_those_of_each_env(layer, num_envs):
+    env = layer(make_masked(num_envs))
+    venv = to_sb3(tw.TransformedEnv(env, T.TimeLimit(9)))
+    venv.reset()
+    venv.step(np.zeros(num_envs))
+    assert venv.has_attr("action_masks")
+    # As MaskablePPO reads them.
+    masks = np.stack(venv.env_method("action_masks"))
+    np.testing.assert_array_equal(masks, masks_of(env))
+    chosen = venv.env_method("action_masks", indices=[num_envs - 1])
+    np.testing.assert_array_equal(chosen, masks[-1:])
+
+
+def test_action_masks_without_a_row_per_env_are_those_of_every_env():
+    env = tw.Wrapper(make_masked(2))
+    env.action_masks = lambda: np.array([True, False])
+    assert np.stack(to_sb3(env).env_method("action_masks")).tolist() == [[True, False]] * 2
+
+
+def test_params_are_read_and_written_back_with_one_row_per_env():
+    env = make_masked(3)
+    venv = to_sb3(env)
+    read = venv.get_attr("level")
+    assert [int(level) for level in read] == [0, 1, 2]
+    venv.set_attr("level", 7)
+    venv.set_attr("level", read)
+    assert env.params["level"].tolist() == [0, 1, 2]
+
+
+class SometimesJudged(gymnasium.Wrapper):
+    """Tells whether an episode was a success only where a pole has fallen."""
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        if result[2]:
+            info = {"is_success": 1.0}
+        return *result, info
+
+
+def successes_of(venv):
+    venv.seed(0)
+    venv.reset()
+    generator = np.random.default_rng(0)
+    infos = []
+    for _ in range(60):
+        infos += venv.step(generator.integers(0, 2, 3))[-1]
+    return [info.get("is_success") for info in infos if "terminal_observation" in info]
+
+
+def test_infos_that_an_env_lacks_are_not_in_those_of_its_final_step():
+    makers = [lambda: SometimesJudged(gymnasium.make("CartPole-v1", max_episode_steps=14))] * 3
+    vector_env = SyncVectorEnv(makers, autoreset_mode=DISABLED)
+    ours = successes_of(to_sb3(tw.from_gymnasium(vector_env, info_keys=["is_success"])))
+    assert ours == successes_of(DummyVecEnv(makers))
+    assert set(ours) == {None, 1.0}
+
+
 def test_env_is_monitored_if_it_has_record_episode_statistics():
     env = ScriptedEnv(2, (1,), 2)
     assert to_sb3(env).env_is_wrapped(Monitor) == [False] * 2
@@ -428,6 +587,30 @@ def test_seed_is_used_once_and_by_the_algorithm():
         device="cpu",
     )
     assert (again.reset() == start).all()
+
+
+def refuse_seed(venv):
+    venv.seed(2**70)
+
+
+def refuse_options(venv):
+    venv.set_options([{"low": 0.0}, {}])
+
+
+def refuse_unknown_options(venv):
+    venv.set_options({"no such": 0})
+
+
+BAD_RESETS = [refuse_seed, refuse_options, refuse_unknown_options]
+
+
+@pytest.mark.parametrize("refuse", BAD_RESETS, ids=lambda refuse: refuse.__name__)
+def test_reset_after_a_refused_one_works(refuse):
+    venv = to_sb3(tw.make("CartPole-v1", 2))
+    refuse(venv)
+    with pytest.raises(ValueError, match=r"reset|to_sb3"):
+        venv.reset()
+    assert venv.reset().shape == (2, 4)
 
 
 def test_options_reach_the_env_once_and_must_agree():

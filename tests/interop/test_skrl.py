@@ -8,6 +8,15 @@ import gymnasium
 import numpy as np
 import skrl
 import torch
+from adapters import (
+    DIVERGED,
+    LOGGED,
+    diverging,
+    moments,
+    moments_after,
+    normalized,
+    simulator,
+)
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -18,6 +27,7 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector import AutoresetMode
 from helpers import RewardTerms
+from processes import Processes
 from skrl.agents.torch.ppo import PPO
 from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
@@ -301,6 +311,110 @@ def test_second_reset_of_a_single_env_starts_another_episode():
     assert int(inner.episode) == 2
 
 
+# States, for a critic that sees more than the actor.
+
+PAIRS = [("policy", "critic"), ("actor", "critic"), ("obs", "states")]
+ACTOR = Box(-np.inf, np.inf, (2,), np.float32)
+CRITIC = Dict(b=Box(-np.inf, np.inf, (1,), np.float32), a=Discrete(4))
+KEYS = {f"{actor}, {critic}": (actor, critic) for actor, critic in PAIRS}
+
+
+def asymmetric(num_envs=2, keys=("policy", "critic"), **kwargs):
+    space = Dict({keys[0]: ACTOR, keys[1]: CRITIC, "other": ACTOR})
+    return to_skrl(ScriptedEnv(num_envs, observation_space=space, **kwargs))
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_groups_of_actor_and_critic_are_observations_and_states(keys):
+    env = asymmetric(keys=keys)
+    assert env.observation_space == ACTOR
+    assert env.state_space == CRITIC
+    oracle = asymmetric(keys=keys)._env
+    td = oracle.reset(seed=0)
+    skrl.config.torch.key = 0
+    observations, _ = env.reset()
+    for _ in range(6):
+        assert torch.equal(observations, td["observation", keys[0]])
+        value = spaces.to_numpy(CRITIC, td["observation", keys[1]])
+        theirs = flatten_tensorized_space(tensorize_space(CRITIC, value))
+        torch.testing.assert_close(env.state(), theirs)
+        observations, *_ = env.step(torch.zeros(2, 6))
+        _, td = oracle.step(torch.zeros(2, 6))
+
+
+def test_states_of_finished_episodes_are_in_infos_and_with_true_successors_in_the_memory():
+    env = asymmetric(episode_lengths=1, ending="truncated")
+    agent = make_idle_agent(env, 1)
+    seen = {}
+    agent.record_transition = lambda **kwargs: seen.update(kwargs)
+    train(env, true_successors(agent), 1)
+    final = seen["infos"]["final_states"]
+    assert (final != env.state()).any()
+    assert torch.equal(seen["next_states"], final)
+    assert torch.equal(seen["states"], env.state())  # initial ones of two episodes
+
+
+def test_states_of_a_single_env_are_of_the_observation_that_goes_with_them():
+    env = asymmetric(1, episode_lengths=1)
+    env.reset()
+    first = env.state()
+    *_, infos = env.step(torch.zeros(1, 6))
+    assert torch.equal(env.state(), infos["final_states"])
+    env.reset()
+    assert torch.equal(env.state(), first)
+
+
+def test_state_that_diverged_is_replaced_where_the_episode_terminated():
+    space = Dict(policy=ACTOR, critic=ACTOR)
+    base = ScriptedEnv(1, observation_space=space, episode_lengths=1, ending="terminated")
+
+    class DivergeAll(T.Transform):
+        def step(self, td):
+            td["observation", "critic"] = torch.full((1, 2), torch.nan)
+            return td
+
+    env = to_skrl(tw.TransformedEnv(base, DivergeAll()))
+    agent = make_idle_agent(env, 1)
+    seen = {}
+    agent.record_transition = lambda **kwargs: seen.update(kwargs)
+    train(env, true_successors(agent), 1)
+    assert torch.equal(seen["next_states"], seen["states"])
+    assert seen["next_observations"].tolist() == [[1, 11]]
+
+
+def test_critic_of_skrls_ppo_learns_from_the_states():
+    env = asymmetric(4)
+    described = {
+        "observation_space": env.observation_space,
+        "state_space": env.state_space,
+        "action_space": env.action_space,
+        "device": env.device,
+    }
+
+    class StateValue(Value):
+        def __init__(self, **kwargs):
+            Model.__init__(self, **kwargs)
+            DeterministicMixin.__init__(self)
+            self.net = network(2, 1)  # skrl counts a Discrete entry as its one-hot vector
+
+        def compute(self, inputs, role):
+            return self.net(inputs["states"]), {}
+
+    cfg = {
+        "rollouts": 4,
+        "mini_batches": 1,
+        "time_limit_bootstrap": True,
+        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
+    }
+    models = {"policy": Gaussian(**described), "value": StateValue(**described)}
+    memory = RandomMemory(memory_size=4, num_envs=4, device=env.device)
+    agent = PPO(models=models, memory=memory, cfg=cfg, **described)
+    before = models["value"].net[0].weight.clone()
+    train(env, true_successors(agent, env), 4)
+    assert memory.get_tensor_by_name("states").shape == (4, 4, 2)
+    assert (models["value"].net[0].weight != before).any()
+
+
 # Agents.
 
 
@@ -360,6 +474,25 @@ def test_ppo_does_not_bootstrap_terminated_episodes(ending):
     assert torch.equal(rewards[:, 1], rewards[:, 0])
 
 
+def test_ppo_ignores_a_final_observation_that_diverged_where_the_episode_terminated():
+    # Env 0 terminates where env 1 is truncated, and PPO takes the values of both.
+    env = to_skrl(diverging(torch.nan, 2, (1,), 2))
+    agent = make_agent(PPO, env, 2, rollouts=NEVER, time_limit_bootstrap=True)
+    train(env, true_successors(agent), 2)
+    rewards = agent.memory.get_tensor_by_name("rewards")[..., 0]
+    assert rewards[:, 0].tolist() == [1, 2]
+    assert rewards[1].isfinite().all()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("value", DIVERGED.values(), ids=DIVERGED)
+def test_memory_holds_the_last_observation_for_a_final_one_that_diverged(value, num_envs):
+    env = to_skrl(diverging(value, num_envs, (1,), 2))
+    data = stored(env, 2, true_successors)
+    expected = torch.tensor([[1, 1001, 2001], [1, 1002, 2001]])  # env 1 is truncated
+    assert data["next_observations"].tolist() == expected[:, :num_envs].tolist()
+
+
 def test_true_successors_replaces_once():
     agent = make_idle_agent(to_skrl(ScriptedEnv(2, (1,), 2)))
     replaced = true_successors(agent).record_transition
@@ -407,6 +540,56 @@ def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
     assert not other.training
 
 
+def test_agent_that_is_given_the_env_knows_it():
+    env = to_skrl(normalized(2))
+    agent = true_successors(make_idle_agent(env), env)
+    assert agent.checkpoint_modules["env"] is env
+
+
+def test_later_reset_in_eval_mode_without_statistics_warns():
+    env = normalized(2)
+    venv = to_skrl(env)
+    venv.reset()
+    env.eval()
+    with pytest.warns(UserWarning, match=r"to_skrl.*statistics"):
+        venv.reset()
+
+
+def test_agent_that_is_not_given_the_env_knows_it_from_the_first_step():
+    env = to_skrl(normalized(2))
+    other = object()
+    agents = [true_successors(make_idle_agent(env)) for _ in range(2)]
+    agents[1].checkpoint_modules["env"] = other
+    for agent in agents:
+        train(env, agent, 1)
+    assert agents[0].checkpoint_modules["env"] is env
+    assert agents[1].checkpoint_modules["env"] is other
+
+
+def moments_of_a_rank(rank, group, is_module):
+    skrl.config.torch._is_distributed = True
+    env = normalized(3, first_index=3 * rank)
+    venv = to_skrl(env)
+    agent = make_agent(PPO, venv, 8, rollouts=8, mini_batches=1, learning_epochs=1)
+    true_successors(agent)
+    if is_module:
+        agent.checkpoint_modules["env"] = env
+    train(venv, agent, 16)
+    return moments(env)
+
+
+@pytest.mark.parametrize("is_module", [True, False], ids=["checkpoint module", "first step"])
+def test_two_ranks_share_the_statistics_of_all_their_envs(is_module):
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank, is_module)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
+
+
 def test_trainer_logs_the_means_of_the_finished_episodes():
     statistics = T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")})
     base = ScriptedEnv(3, (1,), (2, 3, 2))
@@ -426,6 +609,14 @@ def test_trainer_logs_the_means_of_the_finished_episodes():
     for name, values in expected.items():
         assert agent.tracking_data[name] == pytest.approx(values), name
     assert "Info / vector" not in agent.tracking_data
+
+
+def test_trainer_logs_what_the_simulator_logs():
+    env = to_skrl(simulator())
+    agent = make_idle_agent(env)
+    train(env, agent, 4)
+    for name, values in LOGGED.items():
+        assert agent.tracking_data[name] == values, name
 
 
 def test_infos_have_no_episode_without_statistics_and_numbers():

@@ -27,7 +27,27 @@ from single_envs import (
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
+
+
+class Paramed(Pendulum):
+    """Functions with a parameter that differs between envs."""
+
+    def reward(self, state, action, next_state, rng, params):
+        return params["level"]
+
+    def initial(self, rng, params):
+        return super().initial(rng)
+
+    def transition(self, state, action, rng, params):
+        return super().transition(state, action, rng)
+
+    def observation(self, state, rng, params):
+        return super().observation(state, rng)
+
+    def terminal(self, state, rng, params):
+        return super().terminal(state, rng)
 
 
 class Informed(Scripted):
@@ -202,6 +222,38 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
         assert list(options) == ["reset_mask"]
         action = envs.action_space.sample()
         assert_equivalent(envs.step(action)[:4], oracle.step(action)[:4])
+
+
+INTERMITTENT = {
+    "late": spaces.Box(0, 999, (), np.float64),
+    "final": spaces.Box(0, 99, (), np.float64),
+    "reset only": spaces.Box(0, 9, (), np.int64),
+}
+
+
+def only(infos, names):
+    """The entries of some names with their masks, at both levels."""
+    kept = {key: value for key, value in infos.items() if key.removeprefix("_") in names}
+    if "final_info" in infos:
+        kept["final_info"] = only(infos["final_info"], names)
+    return kept
+
+
+@every_mode
+def test_infos_that_not_every_env_has_are_those_of_sync_vector_env(export, mode):
+    makers = [functools.partial(Scripted, lengths=each) for each in LENGTHS["staggered"]]
+    envs, oracle = export(makers, mode, info_keys=INTERMITTENT)
+    infos = [each.reset(seed=1)[1] for each in (envs, oracle)]
+    assert_equivalent(*[only(each, INTERMITTENT) for each in infos], "reset")
+    assert "_final" not in infos[0]
+    for step in range(20):
+        action = envs.action_space.sample()
+        results = [each.step(action) for each in (envs, oracle)]
+        infos = [only(result[4], INTERMITTENT) for result in results]
+        assert_equivalent(*infos, f"step {step}")
+        if mode is DISABLED and done_of(results[0]).any():
+            infos = [reset_finished(*pair)[1] for pair in zip((envs, oracle), results, strict=True)]
+            assert_equivalent(*[only(each, INTERMITTENT) for each in infos], f"reset {step}")
 
 
 # Episode statistics.
@@ -396,6 +448,62 @@ def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export, mode, w
             if name != "DictInfoToList":  # there, infos are a list
                 results = [without_times(result) for result in results]
             assert_equivalent(*results, name)
+
+
+# Attributes and methods.
+
+
+class Leveled(Scripted):
+    level = 1
+
+    def scaled(self, factor, plus=0):
+        return factor * self.level + plus
+
+
+CALLS = {
+    "get": lambda envs: envs.get_attr("level"),
+    "call of an attribute": lambda envs: envs.call("level"),
+    "call": lambda envs: envs.call("scaled", 2, plus=1),
+}
+VALUES = [7, [1, 2, 3], (1, 2, 3)]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("values", VALUES, ids=["number", "list", "tuple"])
+def test_attributes_and_methods_are_those_of_sync_vector_env(export, values, call):
+    envs, oracle = export([Leveled] * 3, SAME_STEP)
+    assert call(envs) == call(oracle)
+    for each in (envs, oracle):
+        each.set_attr("level", values)
+    assert call(envs) == call(oracle)
+
+
+def test_attributes_of_layers_are_shared():
+    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.TimeLimit(9))
+    envs = tw.to_gymnasium(env)
+    assert envs.get_attr("max_episode_steps") == (9, 9)
+    envs.set_attr("mark", [3, 3])
+    assert env.mark == 3
+    assert envs.get_attr("mark") == (3, 3)
+
+
+def test_params_of_functions_have_one_value_per_env():
+    env = tw.FunctionalEnv(Paramed(), 3, params={"level": torch.arange(3.0)})
+    envs = tw.to_gymnasium(env)
+    assert envs.get_attr("level") == (0, 1, 2)
+    envs.set_attr("level", [5, 6, 7])
+    assert envs.get_attr("level") == (5, 6, 7)
+
+
+BAD_VALUES = {"two for three": [1, 2], "different": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("values", BAD_VALUES.values(), ids=BAD_VALUES)
+def test_values_that_envs_cannot_share_raise(values):
+    env = ScriptedEnv(3, (1,))
+    with pytest.raises(ValueError, match="mark"):
+        tw.to_gymnasium(env).set_attr("mark", values)
+    assert not hasattr(env, "mark")
 
 
 # Rendering, and bad input.

@@ -1,7 +1,4 @@
-"""Graph and Rollout: functions of tensors that run without Python between their operators.
-
-The names of PyTorch's compilers that are not public live here.
-"""
+"""Graph and Rollout: functions of tensors that run without Python between their operators."""
 
 from __future__ import annotations
 
@@ -13,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import inductor, list_options, resolved
 from torchwrap._compile.trace import infer, trace
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
@@ -25,13 +23,6 @@ from torchwrap._core.rows import Nested
 from torchwrap.collector import Collector, Storage
 from torchwrap.env import Root
 from torchwrap.policy import modules_of
-
-try:
-    from torch._inductor import compile as inductor
-    from torch._inductor import list_options
-except ImportError:
-    inductor = None  # type: ignore[assignment]
-    list_options = list  # type: ignore[assignment]
 
 _LOG = logging.getLogger("torchwrap")
 
@@ -80,16 +71,16 @@ class Program:
         self.run = run
         self.used = used
         self.build = build
-        self.captured: CudaGraph | None = None
-        self._shared: list[int] | None = None
+        self.cuda_graph: CudaGraph | None = None
+        self._repeated: list[int] | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The leaves of the result, in separate memory."""
         leaves = list(self.run(*map(tensors.__getitem__, self.used)))
         # Inductor drops a copy of a copy, although both are results: the same ones in every run.
-        if self._shared is None:
-            self._shared = _shared(leaves)
-        for index in self._shared:
+        if self._repeated is None:
+            self._repeated = _repeated(leaves)
+        for index in self._repeated:
             leaves[index] = leaves[index].clone()
         return leaves
 
@@ -98,46 +89,42 @@ class Graph:
     """A function of Tensors, TensorDicts, and tuples and dicts of them, as one graph.
 
     The first call traces and compiles it; so does a call with another structure, dtype, shape or
-    device of the arguments, or with other modules or modes, such as `train()` and `eval()`.
+    device of the arguments, or with other modules, modes, hooks, layouts or policies.
 
     Args:
         function: writes to buffers in place.
         inputs: the buffers.
         settings: how to compile.
-        captured: False for a part of a larger CUDA graph.
+        is_part: whether the graph is part of a larger CUDA graph.
     """
 
     def __init__(
-        self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True
+        self, function: Function, inputs: Inputs, settings: Settings, *, is_part: bool = False
     ) -> None:
         self.function = function
         self.inputs = inputs
         self.settings = settings
-        self.captured = captured
-        self.programs: dict[object, Program] = {}
-        self._version = inputs.version
+        self.is_part = is_part
 
     def __call__(self, *values: Nested) -> Nested:
         program, tensors = self.prepare(*values)
-        run = program.captured or program
+        run = program.cuda_graph or program
         return program.build(iter(run(tensors)))
 
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
         """The program for such arguments, compiled if there is none yet, and its tensors."""
-        state, tensors = self.inputs.current()
-        found: list[Tensor] = []
-        structure = rows.flatten(values, found)
-        leaves = [leaf.contiguous() for leaf in found]
-        kinds = tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
-        key = (state, structure, kinds)
-        program = self.programs.get(key)
+        graphs, buffers = self.inputs.current()
+        arguments: list[Tensor] = []
+        structure = rows.flatten(values, arguments)
+        arguments = [resolved(leaf) for leaf in arguments]
+        kinds = tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in arguments])
+        tensors = [*buffers, *arguments]
+        key = (self, structure, kinds)
+        program = graphs.get(key)
         if program is None:
-            if self._version != self.inputs.version:  # the old modules never come back
-                self.programs.clear()
-                self._version = self.inputs.version
-            program = self._compile(values, [*tensors, *leaves])
-            self.programs[key] = program
-        return program, [*tensors, *leaves]
+            program = self._compile(values, tensors)
+            graphs[key] = program
+        return program, tensors
 
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
@@ -150,17 +137,14 @@ class Graph:
         example = [tensors[index] for index in used]
         run = _lower(graph, example, self.settings)
         program = Program(run, used, rows.builder(result))
-        if self.captured and captures(example[0].device):
-            program.captured = CudaGraph(program, len(self.inputs.tensors))
+        if captures(example[0].device) and not self.is_part:
+            program.cuda_graph = CudaGraph(program, len(self.inputs.tensors))
         _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
         return program
 
 
 class Rollout:
     """Takes the place of a collector's steps: `storage, root = rollout(root)`, time-first.
-
-    One graph of `unroll` steps runs repeatedly, and a shorter one takes the steps that remain. On
-    CUDA, they are parts of one CUDA graph, into storage that stays the same.
 
     Args:
         collector: has the env, the policy and the number of steps.
@@ -181,23 +165,14 @@ class Rollout:
         self.collector = collector
         self.step = step
         self.unroll = min(unroll, collector.num_steps)
-        self.inputs = Inputs(self._modules)
-        self.graph = Graph(self._rollout, self.inputs, settings, captured=False)
-        self._compile(root)
+        self.build = rows.builder(root)
+        self.inputs = Inputs(self._roots)
+        self.graph = Graph(self._rollout, self.inputs, settings, is_part=True)
+        self._prepare(root)
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
-        state, buffers = self.inputs.current()
-        if state != self.state:
-            self._compile(root)
-            buffers = self.inputs.tensors
-        tensors = [*buffers]
-        rows.flatten(root, tensors)
-        if self.captured is None:
-            storage = self._allocate(tensors[-1].device)
-            leaves = self._run(storage, tensors)
-        else:
-            leaves = self.captured(tensors)
-            storage = {key: value.clone() for key, value in self.storage.items()}
+        loop, buffers = self._prepare(root)
+        storage, leaves = loop([*buffers, *rows.leaves(root)])
         outside = storage.pop(OUTSIDE, None)
         if outside is not None and outside.any():
             env = self.collector.env
@@ -206,48 +181,36 @@ class Rollout:
         following: Any = self.build(iter(leaves))
         return storage, following
 
-    def _modules(self) -> list[nn.Module]:
-        return [self.collector.env, *modules_of(self.collector.policy)]
+    def _roots(self) -> list[object]:
+        policy = self.collector.policy
+        return [self.collector.env, policy, *modules_of(policy)]
+
+    def _prepare(self, root: Root) -> tuple[Loop, list[Tensor]]:
+        """The graphs for such roots, compiled if there are none yet, and the buffers."""
+        graphs, buffers = self.inputs.current()
+        loop = graphs.get(self)
+        if loop is None:
+            loop = self._compile(root)
+            graphs[self] = loop
+        return loop, buffers
 
     @torch.inference_mode(False)  # because later calls can be outside of it
     @torch.no_grad()
-    def _compile(self, root: Root) -> None:
+    def _compile(self, root: Root) -> Loop:
         """Finds out what a step stores, and compiles graphs for it."""
-        self.state, buffers = self.inputs.current()
+        num_steps = self.collector.num_steps
         device = rows.leaves(root)[0].device
         stored: Any = infer(self.step, self.inputs, (root,))[0]  # type: ignore[index]
-        self.layout: Storage = {}
-        for key in sorted(stored, key=str):  # the order of `rows.leaves`
-            self.layout[key] = stored[key].to("meta")
-        self.build = rows.builder(root)
-        storage = self._allocate(device)
-        self.programs: dict[int, Program] = {}  # by their number of steps
-        for steps in {self.unroll, self.collector.num_steps % self.unroll} - {0}:
-            targets = {key: value[:steps] for key, value in storage.items()}
-            self.programs[steps], _ = self.graph.prepare(root, targets)
-        self.captured: CudaGraph | None = None
-        if captures(device):
-            self.storage = storage
-            run = functools.partial(self._run, storage)
-            self.captured = CudaGraph(run, len(buffers))
-
-    def _allocate(self, device: torch.device) -> Storage:
         storage: Storage = {}
-        for key, leaf in self.layout.items():
-            shape = (self.collector.num_steps, *leaf.shape)
+        for key in sorted(stored, key=str):  # the order of `rows.leaves`
+            leaf = stored[key]
+            shape = (num_steps, *leaf.shape)
             storage[key] = torch.empty(shape, dtype=leaf.dtype, device=device)
-        return storage
-
-    def _run(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """Runs the graphs one after the other. Returns the leaves of the last root."""
-        number = len(self.inputs.tensors)
-        buffers = tensors[:number]
-        leaves: Sequence[Tensor] = tensors[number:]
-        split = functools.partial(torch.split, split_size_or_sections=self.unroll)
-        for targets in zip(*map(split, storage.values()), strict=True):
-            program = self.programs[len(targets[0])]
-            leaves = program([*buffers, *leaves, *targets])
-        return leaves
+        programs: dict[int, Program] = {}
+        for steps in {self.unroll, num_steps % self.unroll} - {0}:
+            targets = {key: value[:steps] for key, value in storage.items()}
+            programs[steps], _ = self.graph.prepare(root, targets)
+        return Loop(programs, storage, len(self.inputs.tensors))
 
     def _rollout(self, root: Root, targets: Storage) -> Root:
         """The function of a graph: as many steps as the targets have room for."""
@@ -261,16 +224,60 @@ class Rollout:
         return root
 
 
-def _shared(leaves: Sequence[Tensor]) -> list[int]:
+class Loop:
+    """The graphs of a rollout. They run one after the other, the longest ones first.
+
+    On CUDA, they are parts of one CUDA graph, into storage that stays the same.
+
+    Args:
+        programs: by their number of steps.
+        storage: tensors like those to write to.
+        num_buffers: the number of tensors of `Inputs`.
+    """
+
+    def __init__(self, programs: dict[int, Program], storage: Storage, num_buffers: int) -> None:
+        self.programs = programs
+        self.num_buffers = num_buffers
+        self.cuda_graph: CudaGraph | None = None
+        device = rows.leaves(storage)[0].device
+        if captures(device):
+            self.storage = storage
+            run = functools.partial(self._run, storage)
+            self.cuda_graph = CudaGraph(run, num_buffers)
+        else:
+            self.storage = {key: value.to("meta") for key, value in storage.items()}
+
+    def __call__(self, tensors: list[Tensor]) -> tuple[Storage, Sequence[Tensor]]:
+        """The steps of the rollout, and the leaves of the last root."""
+        if self.cuda_graph is not None:
+            leaves = self.cuda_graph(tensors)
+            return {key: value.clone() for key, value in self.storage.items()}, leaves
+        storage: Storage = {}
+        for key, value in self.storage.items():
+            storage[key] = torch.empty_like(value, device=tensors[-1].device)
+        return storage, self._run(storage, tensors)
+
+    def _run(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
+        buffers = tensors[: self.num_buffers]
+        leaves: Sequence[Tensor] = tensors[self.num_buffers :]
+        split = functools.partial(torch.split, split_size_or_sections=max(self.programs))
+        for targets in zip(*map(split, storage.values()), strict=True):
+            program = self.programs[len(targets[0])]
+            # A root of an env, or of the steps before, can be in any layout.
+            leaves = program([*buffers, *map(resolved, leaves), *targets])
+        return leaves
+
+
+def _repeated(leaves: Sequence[Tensor]) -> list[int]:
     """The indices of leaves in the memory of an earlier one."""
-    shared = []
+    repeated = []
     known = set()
     for index, leaf in enumerate(leaves):
         address = leaf.untyped_storage().data_ptr()
         if leaf.numel() and address in known:
-            shared.append(index)
+            repeated.append(index)
         known.add(address)
-    return shared
+    return repeated
 
 
 def _prune(graph: GraphModule) -> list[int]:

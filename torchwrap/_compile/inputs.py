@@ -1,19 +1,24 @@
-"""Inputs: the buffers and parameters that a graph reads and writes."""
+"""Inputs: the buffers and parameters that graphs read and write, and what else they depend on."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import chain
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from torchwrap._core.buffers import BatchedModule
+from torchwrap._compile.internals import is_lazy, layout, layout_guard
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
 Key: TypeAlias = tuple[object, ...]
+Graphs: TypeAlias = dict[object, Any]
+"""Compiled graphs, by their function and arguments."""
 Place: TypeAlias = tuple[dict[str, Any], str]
 """A dict of a module, and a name in it."""
 
@@ -43,38 +48,31 @@ def swap(places: Sequence[Place], tensors: Sequence[Tensor]) -> list[Any]:
     return before
 
 
-class Inputs:
-    """The implicit inputs of a graph: the buffers and parameters of modules.
+_MAX_KEYS = 8  # as torch.compile's limit
 
-    A graph stays valid when tensors are written, moved or replaced. `current` returns a key that
-    changes when the graph does not fit any more.
+
+class Inputs:
+    """The implicit inputs of graphs: the buffers and parameters of modules.
+
+    Graphs stay valid when tensors are written, moved or replaced by others of the same layout.
 
     Args:
-        find_modules: returns the modules; at each call, because a policy can be replaced.
+        find_roots: returns modules, and functions that call them; at each call, because a policy
+            can be replaced.
     """
 
-    def __init__(self, find_modules: Callable[[], Sequence[nn.Module]]) -> None:
-        self.find_modules = find_modules
+    def __init__(self, find_roots: Callable[[], Sequence[object]]) -> None:
+        self.find_roots = find_roots
         self.modules: list[nn.Module] = []
-        self.version = 0
-        """Incremented when the set of modules changes."""
-        self._known: dict[Key, int] = {}
+        self._known: dict[Key, tuple[list[object], Graphs]] = {}
         self._scan()
 
-    def current(self) -> tuple[Key, list[Tensor]]:
-        """The key of graphs that fit, and the tensors to run them on."""
-        found: list[Any] = list(self.find_modules())
-        found += map(dict.get, self._stores, self._names)
-        if not _same(found, self._seen):
+    def current(self) -> tuple[Graphs, list[Tensor]]:
+        """The graphs that fit what the modules are now, and the tensors to run them on."""
+        is_known = _same(self._observe(), self._observed)
+        if not is_known or not self._guard(*self.tensors):
             self._scan()
-        # `module.half()` gives a parameter other data, and the parameter stays the same object.
-        layouts = tuple(map(_layout, self._foreign))
-        hooks = tuple(map(tuple, self._hooks))
-        autocast = (
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        )
-        return (self._state, layouts, hooks, autocast), self.tensors
+        return self.graphs, self.tensors
 
     def call(
         self, function: Function, tensors: Sequence[Tensor], *values: Nested
@@ -89,57 +87,85 @@ class Inputs:
         try:
             result = function(*values)
         finally:
-            left = swap(places, own)
-        names = zip(self.places, given, left, strict=True)
+            found = swap(places, own)
+        names = zip(self.places, given, found, strict=True)
         return result, [name for name, before, after in names if after is not before]
 
     def _scan(self) -> None:
         """Finds the modules and tensors again."""
-        roots = list(self.find_modules())
-        container = nn.ModuleList(roots)
-        modules = list(container.modules())[1:]
-        if not _same(modules, self.modules):
-            self.version += 1
+        roots = self.find_roots()
+        container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
+        named = dict(container.named_modules())
+        modules = list(named.values())[1:]
+        if not _same(modules, self.modules):  # the old ones never come back
+            self._known.clear()
         self.modules = modules
         self.places = places_of(container)
         held = [store[name] for store, name in self.places.values()]
+        for name, tensor in zip(self.places, held, strict=True):
+            if is_lazy(tensor):
+                must = f"{name.partition('.')[2]} must hold its values in memory"
+                remedy = "Replace it by its `clone()`"
+                raise ValueError(refusal("compile", must, "a lazy tensor", remedy))
         distinct: dict[int, Tensor] = {id(tensor): tensor for tensor in held}
         self.tensors = list(distinct.values())
         ids = list(distinct)
         self._indices = [ids.index(id(tensor)) for tensor in held]
-        self._watch(roots)
-        modes = tuple([module.training for module in modules])
-        layouts = tuple(map(_layout, self.tensors))
-        state = (self.version, *self._indices, layouts, modes)
-        self._state = self._known.setdefault(state, len(self._known))
+        self._watch()
+        functions = list(chain.from_iterable(map(_parts, roots)))
+        for hooks in self._hooks:
+            functions += chain.from_iterable(map(_parts, hooks.values()))
+        key = (
+            *(tuple(named), tuple(self.places), tuple(self._indices)),
+            *map(id, functions),
+            tuple(map(len, self._hooks)),
+            tuple([module.training for module in modules]),
+            tuple(map(layout, self.tensors)),
+            *_autocast(),
+        )
+        # As long as the functions are held, no others have their ids.
+        self._known[key] = self._known.pop(key, (functions, {}))
+        for oldest in list(self._known)[:-_MAX_KEYS]:
+            del self._known[oldest]
+        self.graphs = self._known[key][1]
 
-    def _watch(self, roots: list[nn.Module]) -> None:
-        """Notes everything that `current` compares."""
+    def _watch(self) -> None:
+        """Notes what `current` compares."""
         watched = list(self.places.values())
-        self._foreign: list[Tensor] = []
         self._hooks: list[dict[int, Any]] = []
+        children: list[dict[str, Any]] = []
         for module in self.modules:
             watched += [(module._modules, name) for name in module._modules]  # type: ignore[misc]
             watched.append((vars(module), "training"))
-            if _is_foreign(module):
-                self._foreign += [*module.parameters(False), *module.buffers(False)]
-                self._hooks += [module._forward_pre_hooks, module._forward_hooks]
+            children.append(module._modules)
+            self._hooks += [module._forward_pre_hooks, module._forward_hooks]
         self._stores = [store for store, _ in watched]
         self._names = [name for _, name in watched]
-        self._seen: list[Any] = list(roots)
-        self._seen += map(dict.get, self._stores, self._names)
+        self._keyed: list[dict[Any, Any]] = [*children, *self._hooks]
+        self._observed = self._observe()
+        self._guard = layout_guard(self.tensors)
+
+    def _observe(self) -> list[object]:
+        """The roots, tensors, modules, modes, and the keys of children and hooks."""
+        found = [*self.find_roots(), *_autocast()]
+        found += chain.from_iterable(filter(None, self._keyed))
+        found += map(dict.get, self._stores, self._names)
+        return found
 
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-def _is_foreign(module: nn.Module) -> bool:
-    """True for a policy's modules, which have hooks and can be converted in place."""
-    package = type(module).__module__.partition(".")[0]
-    is_own = package == __package__.partition(".")[0]
-    return not (is_own or isinstance(module, BatchedModule | nn.ModuleList))
+def _autocast() -> list[object]:
+    return [
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+    ]
 
 
-def _layout(tensor: Tensor) -> Key:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+def _parts(function: object) -> list[object]:
+    """The objects that identify a function. Python makes a bound method anew at each access."""
+    if isinstance(function, MethodType):
+        return [function.__self__, function.__func__]
+    return [function]

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
-from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import resolved
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import DRAWING
+from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import Nested
 from torchwrap.env import Env
 from torchwrap.policy import act
@@ -100,7 +101,7 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
+    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
@@ -119,23 +120,17 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
     return Trace(graph, results[0])
 
 
-class _Operators(TorchFunctionMode):
+class _Operators(OperatorMode):
     """Refuses operators that a graph cannot have, and notes the line that calls each of them."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
             return True
         if name in _HOST_READS:
             raise Refusal(f"reads values on the host ({name})", _ON_DEVICE)
         set_stack_trace([_line(sys._getframe(1))])
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             _check_result(name, args, result)
         return result
@@ -150,28 +145,23 @@ def _check_result(name: str, args: tuple[Any, ...], result: Tensor) -> None:
         raise Refusal(fault, "Keep tensors in buffers")
 
 
-class NoGenerators(TorchFunctionMode):
+class NoGenerators(OperatorMode):
     """Refuses random numbers of PyTorch's generator, because the env's seed does not reach it."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name in DRAWING or name == "dropout":
             remedy = "Use torchwrap.random, with a stream of `signature.stream()` or the `rng`"
             raise Refusal(f"draws from PyTorch's global generator ({name})", remedy)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line outside of PyTorch, tensordict and this file."""
+    """The innermost line outside of PyTorch, tensordict and the modes."""
+    modes = (__name__, OperatorMode.__module__, act.__module__)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module != __name__ and module.partition(".")[0] not in _LIBRARIES:
+        if module not in modes and module.partition(".")[0] not in _LIBRARIES:
             path = frame.f_code.co_filename
             code = linecache.getline(path, frame.f_lineno).strip()
             return f"{path}:{frame.f_lineno}: {code}"

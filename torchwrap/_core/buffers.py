@@ -74,7 +74,16 @@ class EnvBuffer:
 
 
 class EpisodeClock(EnvBuffer):
-    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`."""
+    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
+
+    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset.
+
+    >>> from torchwrap import TransformedEnv, testing, transforms
+    >>> class Clock(transforms.Transform):
+    ...     elapsed = EpisodeClock()
+    >>> TransformedEnv(testing.ScriptedEnv(3), Clock()).elapsed_steps
+    tensor([0, 0, 0])
+    """
 
     def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
         super().__init__(shape, torch.int64)
@@ -97,7 +106,8 @@ class BatchedModule(nn.Module):
 
     _env_buffer_names: tuple[str, ...] = ()
     _state_buffer_names: tuple[str, ...] = ()
-    _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
+    _checked: Mapping[str, Any] = {}
+    """The layout of each hook's last result that was checked. None fits every layout."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -107,9 +117,9 @@ class BatchedModule(nn.Module):
                     tensor = declaration.allocate(self, num_envs, device)
                     self.register_env_buffer(name, tensor)
 
-    def register_env_buffer(self, name: str, tensor: Tensor) -> None:
+    def register_env_buffer(self, name: str, tensor: Tensor, *, persistent: bool = False) -> None:
         """Registers a buffer `(num_envs, ...)` whose name is known only at run time."""
-        self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer(name, tensor, persistent)
         if name not in self._env_buffer_names:
             self._env_buffer_names += (name,)
 
@@ -120,24 +130,29 @@ class BatchedModule(nn.Module):
             self._state_buffer_names += (name,)
 
     def _run(self, hook: str, *args: Any) -> Any:
-        """Calls a hook. Checks it in the first eager call and in every trace until then."""
+        """Calls a hook. Checks its result in the first call, and wherever its layout changes."""
         call = getattr(self, hook)
-        # Sizes may be symbols while the user compiles.
-        if hook in self._checked or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # sizes may be symbols
             return call(*args)
+        is_known = hook in self._checked
+        if is_known:
+            result = call(*args)
+            if self._checked[hook] in (None, rows.layout(result)):
+                return result
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
         is_traced = rows.is_traced(tensor)
-        # A simulator on the host has its own generators.
-        may_draw = is_traced or getattr(self, "host_stepped", False)
-        device = None if may_draw else tensor.device
-        remedy = "Draw with torchwrap.random, from a stream"
-        owner = self._hook_name(hook)
-        with no_foreign_draws(owner, remedy, device), no_key_twice(owner):
-            result = call(*args)
+        if not is_known:
+            # A simulator on the host has its own generators.
+            may_draw = is_traced or getattr(self, "host_stepped", False)
+            device = None if may_draw else tensor.device
+            remedy = "Draw with torchwrap.random, from a stream"
+            owner = self._hook_name(hook)
+            with no_foreign_draws(owner, remedy, device), no_key_twice(owner):
+                result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            self._checked |= {hook}
+            self._checked = {**self._checked, hook: rows.layout(result)}
         return result
 
     def _hook_name(self, hook: str) -> str:
@@ -154,11 +169,12 @@ class BatchedModule(nn.Module):
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
         saved: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
+        loaded = set(map(id, self.state_dict(keep_vars=True).values()))
         for module in self.modules():
             stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for tensors in stores:
                 for name, tensor in tensors.items():
-                    if tensor is not None and name not in getattr(module, "_env_buffer_names", ()):
+                    if id(tensor) in loaded:
                         saved.append((tensors, name, tensor, tensor.detach().clone()))
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)

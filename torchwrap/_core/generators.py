@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from torchwrap._core.errors import refusal
+from torchwrap._core.operators import OperatorMode
 
 Generator = tuple[Callable[[], Any], Callable[[Any], None]]
 """Functions that read and write the state of a generator."""
@@ -70,21 +70,14 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
         raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=remedy))
 
 
-class _RefuseDraws(TorchFunctionMode):
+class _RefuseDraws(OperatorMode):
     """Refuses and notes the draws of this thread: a mode is active in one thread only."""
 
     def __init__(self, drawn: list[str]) -> None:
         super().__init__()
         self.drawn = drawn
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name in DRAWING and kwargs.get("generator") is None:
             self.drawn.append(_OF_PYTORCH)

@@ -65,6 +65,15 @@ def leaves(value: Nested) -> list[Tensor]:
     return found
 
 
+def layout(value: Any) -> Any:
+    """Shapes and dtypes of a nested value, to compare with those of another."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, TensorDictBase):
+        return {key: layout(part) for key, part in value.items()}
+    return type(value)
+
+
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
     """Returns a function that builds a value like this one from its leaves."""
     if isinstance(value, Tensor):
@@ -127,7 +136,7 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_is_empty", "_on_host", "column", "indices", "num_rows", "tensor")
+    __slots__ = ("_is_empty", "_on_host", "column", "indices", "is_full", "num_rows", "tensor")
 
     tensor: Tensor
     """The mask: bool, `(num_envs,)`."""
@@ -135,6 +144,8 @@ class RowMask:
     """The mask: bool, `(num_envs, 1)`."""
     indices: Tensor | None
     """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
+    is_full: bool
+    """True for the mask of a reset without a mask, which begins new games rather than lives."""
 
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
         self.tensor = self.column = tensor
@@ -142,6 +153,7 @@ class RowMask:
             self.tensor = tensor.squeeze(-1)
         else:
             self.column = tensor.unsqueeze(-1)
+        self.is_full = False
         self.num_rows = tensor.shape[0]  # `len` would be a constant in an exported graph
         self.indices = None
         self._on_host = self.tensor
@@ -155,8 +167,10 @@ class RowMask:
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
-        """A mask of every row."""
-        return cls(torch.ones(num_rows, dtype=torch.bool, device=device))
+        """A mask of every row, of a reset without a mask."""
+        mask = cls(torch.ones(num_rows, dtype=torch.bool, device=device))
+        mask.is_full = True
+        return mask
 
     def any(self) -> bool:
         """False only if the host knows, without a device sync, that no row is set."""

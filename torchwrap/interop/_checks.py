@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -17,7 +19,9 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
+from torchwrap.statistics import RunningMeanStd
 
+_CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
@@ -63,10 +67,84 @@ def env(owner: str, value: Any) -> Env:
     return value
 
 
-def is_vector(space: Any) -> bool:
-    """Whether a space is a float32 Box with one dimension."""
-    is_flat = isinstance(space, Box) and len(space.shape) == 1
-    return is_flat and space.dtype == np.float32
+def load_statistics(
+    owner: str,
+    env: Env,
+    key: str,
+    state: dict[str, Any] | None,
+    strict: bool = True,
+) -> None:
+    """Loads the entry `key` of a checkpoint into an env. Warns if the checkpoint lacks it."""
+    if state is not None:
+        env.load_state_dict(state, strict)
+    elif env.state_dict():
+        fault = f"the checkpoint has no {key!r}: the statistics of the env stay as they are"
+        remedy = "Call env.load_state_dict() with those of the policy"
+        warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=3)
+
+
+def warn_untrained(owner: str, env: Env) -> None:
+    """Warns about statistics in eval mode that have seen no more than the initial observations."""
+    for name, module in env.named_modules():
+        if isinstance(module, RunningMeanStd) and not module.training:
+            module._warn_untrained(f"{owner}: {name}", env.num_envs)
+
+
+def actor_and_critic(space: Space[Any]) -> dict[str, Space[Any]]:
+    """The actor's and the critic's entry of a Dict observation, if it has both."""
+    for actor, critic in _CRITICS.items():
+        if isinstance(space, Dict) and {actor, critic} <= set(space):
+            return {actor: space[actor], critic: space[critic]}
+    return {}
+
+
+def is_float_box(space: Any, *dims: int) -> bool:
+    """Whether a space is a float32 Box whose number of dimensions is among `dims`."""
+    has_shape = isinstance(space, Box) and len(space.shape) in dims
+    return has_shape and space.dtype == np.float32
+
+
+def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
+    """A result of `get_wrapper_attr(name)`, or of a call of it, for each env.
+
+    Envs of a simulator, `params` and `action_masks` have one each. Layers have one for all envs.
+    """
+    is_each = name in getattr(env.unwrapped, "parameter_names", ())
+    if name == "action_masks":
+        is_each = np.ndim(value) > 1
+    elif env.host_stepped and isinstance(value, tuple):
+        is_each = len(value) == env.num_envs
+    return tuple(value) if is_each else (value,) * env.num_envs
+
+
+def is_shared(env: Env, name: str) -> bool:
+    """Whether an attribute has one value for all envs, or is not set yet."""
+    if not env.has_wrapper_attr(name):
+        return True
+    value = env.get_wrapper_attr(name)
+    return per_env(env, name, value)[0] is value
+
+
+def call(
+    env: Env,
+    name: str,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, ...]:
+    """As Gymnasium's `VectorEnv.call`: calls a method, or reads an attribute, of each env.
+
+    Methods of layers are called once. `action_masks(state)` of functions is for a single env.
+    """
+    result = env.get_wrapper_attr(name)
+    base: Any = env.unwrapped
+    functions = getattr(base, "func_env", None)
+    if name == "action_masks" and result == getattr(functions, name, None):
+        result = base._call(name, base.stream.key(), base.state)
+    elif callable(result):
+        result = result(*args, **kwargs)
+    if isinstance(result, Tensor):
+        result = result.numpy(force=True)
+    return per_env(env, name, result)
 
 
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
@@ -77,16 +155,25 @@ def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
             raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
 
 
-def logs(successor: TensorDict) -> dict[str, Tensor]:
-    """The entries of info with one number per env, for a trainer's logs.
+def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
+    """Numbers of a step for a trainer's logs, float32 `(n,)`.
 
-    They are float32 `(num_envs,)`; nested ones are named "a/b".
+    They are the entries of info with one number per env, nested ones as "a/b", and the numbers that
+    a simulator of `from_functions` has put into "episode" or "log" of its info.
     """
-    if "info" not in successor.keys():
-        return {}
-    entries = successor["info"].flatten_keys("/").items()
-    columns = {name: value for name, value in entries if value.numel() == len(value)}
-    return {name: column.flatten().float() for name, column in columns.items()}
+    numbers = {}
+    if "info" in successor.keys():
+        for name, value in successor["info"].flatten_keys("/").items():
+            if value.numel() == len(value):
+                numbers[name] = value.flatten().float()
+    info = getattr(env.unwrapped, "last_info", None) or {}
+    log = info.get("episode", info.get("log"))
+    if isinstance(log, dict):
+        for name, value in log.items():
+            if isinstance(value, Tensor | Number):
+                number = torch.as_tensor(value, dtype=torch.float32)
+                numbers[name] = number.flatten().clone()
+    return numbers
 
 
 def signature(

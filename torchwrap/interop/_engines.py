@@ -146,12 +146,19 @@ class Engine:
         """As `Env._choose_seed`."""
         return seed
 
+    def forget_lives(self) -> None:
+        """Makes the next reset begin games, also where a life was lost and the game would go on."""
+
     def attributes(self, name: str) -> tuple[Any, ...] | None:
         """The attribute of each env; None if an env lacks it, or cannot be reached."""
         if not self.reaches_envs or not all(self.call("has_wrapper_attr", name)):
             return None
         values: tuple[Any, ...] = self.call(self.getter, name)
         return values
+
+    def set_attributes(self, name: str, values: list[Any]) -> None:
+        """Sets the attribute of each env."""
+        self.vector_env.unwrapped.set_attr(name, values)
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
@@ -350,6 +357,7 @@ class Ale(Games):
     modes = (AutoresetMode.SAME_STEP,)
     remedy_for_mode = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
     _game_starts: Any = None  # For each row, the number of the frame before its game.
+    _is_over: Any = False  # For each row, whether its game ended in the last step.
 
     def _mode(self) -> Any:
         # Its constructor writes into the metadata of every other ALE vector env.
@@ -358,7 +366,8 @@ class Ale(Games):
     def _step(self, actions: Any) -> Any:
         observation, reward, *flags, info = super()._step(actions)
         game_starts = info["frame_number"] - info["episode_frame_number"]
-        self._add_games(info, reward, game_starts != self._game_starts)
+        self._is_over = game_starts != self._game_starts
+        self._add_games(info, reward, self._is_over)
         self._game_starts = game_starts
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
         # Outside of final_info, the entries are the next root's. A game that is over starts again.
@@ -368,8 +377,11 @@ class Ale(Games):
 
     def _final_rows(self, info: Info, done: Mask) -> Mask:
         # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
-        over: Mask = info["final_info"]["game_over"]
+        over: Mask = self._is_over
         return over
+
+    def forget_lives(self) -> None:
+        self._already_reset = self._already_reset & self._is_over
 
     def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
         if seed is not None:
@@ -427,6 +439,9 @@ class EnvPool(Games):
             )
             raise ValueError(refusal(f"{self.name}.reset", must, seed, remedy))
         return seed
+
+    def forget_lives(self) -> None:
+        self._finished = ~self._all
 
     def step(self, actions: Any) -> Successors:
         result = self._check("step", self._step(actions))

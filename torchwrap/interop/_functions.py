@@ -17,7 +17,7 @@ from torchwrap.spaces import Signature
 
 
 class FunctionsEnv(_checks.SimulatorEnv):
-    """An env over functions of a simulator. It checks their first results, and has no snapshots."""
+    """An env over functions of a simulator. It checks their results, and has no snapshots."""
 
     _kind = "an array"
 
@@ -62,20 +62,22 @@ class FunctionsEnv(_checks.SimulatorEnv):
         """Checks the result of a step, whose last entries are `_checks.STEP`."""
         _checks.check_tuple(self._owner, "step", names, result, describe)
         info = result[-1]
-        unknown = sorted(set(self.info_spaces) - set(info))
-        if unknown:
-            must = f"info_keys must be among {sorted(info)}"
-            raise ValueError(refusal(self._owner, must, unknown))
-        numbers = {name: info[name] for name in self.info_spaces}
-        reward_and_flags = result[-4:-1]
-        numbers |= zip(_checks.STEP[1:-1], reward_and_flags, strict=True)
+        for name in self.info_spaces:
+            if name not in info:
+                must = f"info_keys must be among {sorted(info)}"
+                raise ValueError(refusal(self._owner, must, repr(name)))
+            self._check_column("step", name, info[name])
+        columns = result[-4:-1]
+        for name, value in zip(_checks.STEP[1:-1], columns, strict=True):
+            self._check_column("step", name, value)
+
+    def _check_column(self, function: str, name: str, value: Any) -> None:
         shape = (self.num_envs,)
-        column = (self.num_envs, 1)
-        for name, value in numbers.items():
-            if not self._fits(value, shape) and not self._fits(value, column):
-                kind = f"{self._kind} of shape {shape}"
-                must = f"step must return {name}, one number per env, as {kind}"
-                raise ValueError(refusal(self._owner, must, describe(value)))
+        fits = self._fits(value, shape) or self._fits(value, (*shape, 1))
+        if not fits:
+            kind = f"{self._kind} of shape {shape}"
+            must = f"{function} must return {name}, one number per env, as {kind}"
+            raise ValueError(refusal(self._owner, must, describe(value)))
 
 
 def describe(value: Any) -> str:

@@ -23,7 +23,7 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
 from torchwrap.interop._checks import SimulatorEnv
-from torchwrap.interop._engines import Ale, Engine, EnvPool, Infos, Sync, as_numbers
+from torchwrap.interop._engines import Ale, Engine, EnvPool, Infos, Mask, Sync, as_numbers
 from torchwrap.interop._workers import Async, answer_time
 from torchwrap.spaces import Signature
 
@@ -131,6 +131,9 @@ class GymnasiumEnv(SimulatorEnv):
         for key, space in info_spaces.items():
             shape = (vector_env.num_envs, *(space.shape or ()))
             self._infos[key] = np.zeros(shape, space.dtype)
+        # By name, the rows whose info has the entry. The others hold zeros.
+        self.info_masks: dict[str, Mask] = dict.fromkeys(info_spaces, engine._all)
+        self.successor_info_masks = self.info_masks
         # Names without a space that no info has held yet: perhaps typos.
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
         self._next_seed: int | None = None  # The next `_reset` gives row 0 this seed.
@@ -154,6 +157,7 @@ class GymnasiumEnv(SimulatorEnv):
             successor[name] = spaces.tensor(column, signature.device)
         if self.info_spaces:
             self._read_infos(infos)
+            self.successor_info_masks = dict(self.info_masks)
             flags = columns[1:]
             if self._unseen_info_keys and any(map(np.any, flags)):
                 must = "info_keys must be entries of the info of a step or a reset"
@@ -164,6 +168,8 @@ class GymnasiumEnv(SimulatorEnv):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
         self._next_seed = None
+        if mask.is_full:
+            self._engine.forget_lives()
         observation, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._read_infos(infos)
@@ -202,11 +208,13 @@ class GymnasiumEnv(SimulatorEnv):
         for info, rows in infos:
             for name, values in self._infos.items():
                 values[rows] = 0
+                self.info_masks[name] = self.info_masks[name] & ~rows
                 if name not in info:
                     continue
                 self._unseen_info_keys.discard(name)
                 # Gymnasium writes the mask of the rows with this entry under "_name".
                 has_entry = rows & info.get(f"_{name}", True)
+                self.info_masks[name] |= has_entry
                 try:
                     entries = np.asarray(info[name])[has_entry]
                     values[has_entry] = entries.reshape(-1, *values.shape[1:])
@@ -248,10 +256,14 @@ class GymnasiumEnv(SimulatorEnv):
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         if not self._engine.reaches_envs:
             return super()._set_in_simulator(name, value)  # raises
-        has_attribute = self._engine.attributes(name) is not None
-        if has_attribute:
-            self._engine.call("set_wrapper_attr", name, value)
-        return has_attribute
+        if self._engine.attributes(name) is None:
+            return False
+        values = [*value] if isinstance(value, list | tuple) else [value] * self.num_envs
+        if len(values) != self.num_envs:
+            must = f"a list for the attribute {name!r} must have {self.num_envs} values"
+            raise ValueError(refusal(self._name(), must, repr(value)))
+        self._engine.set_attributes(name, values)
+        return True
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:

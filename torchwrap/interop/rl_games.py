@@ -8,21 +8,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
+from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.statistics import sync_statistics
 
 
 def register(name: str, make_env: Callable[..., Env]) -> None:
     """Registers an env for rl_games' `Runner`, as `env_name` of its config.
 
     Checkpoints contain `env.state_dict()`: running statistics of transforms. Restoring a checkpoint
-    loads it.
+    loads it. With `multi_gpu`, statistics are merged at the start of each epoch.
 
     Args:
         name: replaces an earlier registration under this name.
@@ -65,16 +67,18 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     Args:
         env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension, to
             which rl_games rescales them. Its observations are a Box of float32, or of uint8, which
-            rl_games divides by 255; or a Dict of two such Boxes, "obs" and "states". The states are
-            for a central value network.
+            rl_games divides by 255; or a Dict with two such Boxes, "policy" (or "actor") and
+            "critic", or "obs" and "states". The second is for a central value network; others are
+            left out.
         seed: for the first reset. None draws one from the operating system.
 
     Returns:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns
         the observations to act on next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool,
         and `infos` with "time_outs", `(num_envs,)` bool: truncated and not terminated;
-        "final_observation", the true successor; and, if the env has an info, "episode" with its
-        numbers `(num_envs,)`. rl_games' `IsaacAlgoObserver` logs their means.
+        "final_observation", the true successor; and, if there are any, "episode" with the numbers
+        `(num_envs,)` of the env's info, and those that a simulator of `from_functions` logs.
+        rl_games' `IsaacAlgoObserver` logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))
@@ -96,21 +100,20 @@ class RlGamesVecEnv(IVecEnv):
     def __init__(self, env: Env, seed: int | None) -> None:
         self.env = _checks.env("to_rl_games", env)
         observations = env.single_observation_space
-        parts = {"obs": observations}
-        if isinstance(observations, Dict) and set(observations) == {"obs", "states"}:
-            parts = dict(observations.spaces)
-        for part in parts.values():
+        parts: dict[str, Any] = _checks.actor_and_critic(observations)
+        self._keys = list(parts)
+        self.observation_space, self.state_space = [*parts.values()] or [observations, None]
+        for part in parts.values() or [observations]:
             _check_observation(part)
-        self.observation_space = parts["obs"]
-        self.state_space = parts.get("states")
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
+        self._absent: dict[str, Tensor] = {}
 
     def reset(self) -> Observations:
         td = self.env.reset(seed=self._next_seed)
         self._next_seed = None
-        return _observations(td["observation"])
+        return self._observations(td)
 
     def step(self, actions: Tensor) -> StepResult:
         # rl_games' player passes the action of a single env without its dimension.
@@ -120,14 +123,23 @@ class RlGamesVecEnv(IVecEnv):
         time_outs = successor["truncated"] & ~successor["terminated"]
         infos = {
             "time_outs": time_outs.squeeze(-1),
-            "final_observation": _observations(successor["observation"]),
+            "final_observation": self._observations(successor),
         }
-        numbers = _checks.logs(successor)
+        numbers = _checks.logs(self.env, successor)
         if numbers:
-            infos["episode"] = numbers
+            # rl_games needs each name in every step; empty tensors do not change its means.
+            infos["episode"] = {**self._absent, **numbers}
+            self._absent |= {name: numbers[name][:0] for name in numbers}
         rewards = successor["reward"].squeeze(-1)
         dones = successor["done"].squeeze(-1)
-        return _observations(td["observation"]), rewards, dones, infos
+        return self._observations(td), rewards, dones, infos
+
+    def _observations(self, td: TensorDict) -> Observations:
+        observation: Any = td["observation"]
+        if self._keys:
+            parts = [observation[key] for key in self._keys]
+            observation = dict(zip(("obs", "states"), parts, strict=True))
+        return observation  # type: ignore[no-any-return]
 
     def seed(self, seed: int) -> None:
         """Seeds the next reset."""
@@ -143,14 +155,12 @@ class RlGamesVecEnv(IVecEnv):
         return self.env.state_dict()
 
     def set_env_state(self, env_state: dict[str, Tensor] | None) -> None:
-        if env_state is not None:  # None if the checkpoint is of another kind of env
-            self.env.load_state_dict(env_state)
+        _checks.load_statistics("to_rl_games", self.env, "env_state", env_state)
 
-
-def _observations(observation: Any) -> Observations:
-    if isinstance(observation, Tensor):
-        return observation
-    return dict(observation.items())
+    def set_train_info(self, env_frames: int, agent: Any) -> None:
+        """Merges the statistics of several ranks. Agents call it at the start of each epoch."""
+        if agent.multi_gpu:
+            sync_statistics(self.env)
 
 
 def _check_observation(space: Space[Any]) -> None:
@@ -158,9 +168,9 @@ def _check_observation(space: Space[Any]) -> None:
         raise ValueError(
             refusal(
                 "to_rl_games",
-                'observations must be a Box with a dimension, or a Dict of two, "obs" and "states"',
+                "observations must be a Box with a dimension, or a Dict of actor and critic",
                 space,
-                "Put transforms.FlattenObservation on the env",
+                'Name them "policy" and "critic", or put transforms.FlattenObservation on the env',
             )
         )
     if space.dtype not in (np.float32, np.uint8):
@@ -179,7 +189,7 @@ def _check_action(space: Space[Any]) -> None:
     if isinstance(space, Discrete):
         return
     is_bounded = isinstance(space, Box) and space.is_bounded()
-    if not is_bounded or not _checks.is_vector(space):
+    if not is_bounded or not _checks.is_float_box(space, 1):
         raise ValueError(
             refusal(
                 "to_rl_games",

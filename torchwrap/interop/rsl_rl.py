@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeAlias
 
 import torch
@@ -9,13 +10,18 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from rsl_rl import algorithms
 from rsl_rl.env import VecEnv
+from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.policy import PolicyState
+from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.episode import RecordEpisodeStatistics
+from torchwrap.transforms.transform import Transform
 
 
 def to_rsl_rl(
@@ -35,21 +41,23 @@ def to_rsl_rl(
     `env.state_dict()`: running statistics of transforms.
 
     Args:
-        env: its actions are a float32 Box with one dimension. Its observations are such a Box,
-            named "policy" for rsl_rl, or a Dict of them, whose keys are the names of rsl_rl's
-            observation groups. rsl_rl's actions are unbounded: put `transforms.ClipAction` on an
-            env that does not clip them.
-        cfg: for the runner's loggers; it is kept, not copied. `{"is_finite_horizon": True}` leaves
+        env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
+            images `(C, H, W)` for rsl_rl's CNNModel, named "policy" for rsl_rl; or a Dict of them,
+            whose keys are the names of rsl_rl's observation groups. rsl_rl's actions
+            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+        cfg: for the runner's loggers; it is copied. `{"is_finite_horizon": True}` leaves
             `extras["time_outs"]` out, as in Isaac Lab, so that nothing is added to the reward at a
-            time-out.
+            time-out. "step_dt" is the time step by which rsl_rl multiplies the weight of random
+            network distillation; without it, 1.
         seed: for the reset. None draws one from the operating system.
 
     Returns:
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in
         a TensorDict, rewards `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with
         "time_outs", `(num_envs,)` bool: truncated and not terminated; and "final_obs", the groups
-        of the true successor. `extras["log"]` holds the numbers of the env's info, and those of
-        `transforms.RecordEpisodeStatistics` for the episodes that ended. rsl_rl logs their means.
+        of the true successor. `extras["log"]` holds the numbers of the env's info, those that a
+        simulator of `from_functions` logs, and those of `transforms.RecordEpisodeStatistics` for
+        the episodes that ended. rsl_rl logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
@@ -68,18 +76,21 @@ class RslRlVecEnv(VecEnv):
 
     def __init__(self, env: Env, cfg: Any, seed: int | None) -> None:
         self.env = _checks.env("to_rsl_rl", env)
-        self.cfg = {} if cfg is None else cfg
-        if not isinstance(self.cfg, dict):
+        if not isinstance(cfg, dict | None):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
+        self.cfg = _Config(cfg or {})
         observations = env.single_observation_space
-        groups = [observations]
-        remedy = 'FlattenObservation or DtypeObservation("float32")'
+        remedy = 'FlattenObservation() or DtypeObservation("float32")'
         if isinstance(observations, Dict):
-            groups = list(observations.values())
-            remedy = "TransformObservation"
-        for group in groups:
-            _check_space("observations", group, remedy)
-        _check_space("actions", env.single_action_space, "TransformAction")
+            for name, group in observations.items():
+                _check_space(
+                    "observations", group, f"ObservationKeys({{{name!r}: [{remedy}]}})", 1, 3
+                )
+        else:
+            _check_space("observations", observations, remedy, 1, 3)
+        _check_space("actions", env.single_action_space, "TransformAction", 1)
+        self.unwrapped = self  # random network distillation reads unwrapped.step_dt
+        self.step_dt = self.cfg.get("step_dt", 1)
         self.num_envs = env.num_envs
         self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
         self.device = env.device
@@ -87,6 +98,7 @@ class RslRlVecEnv(VecEnv):
         for recorder in RecordEpisodeStatistics.of(env):
             self._log_keys += recorder.keys.values()
         env.reset(seed=seed)
+        self._is_first_step = True
 
     @property
     def max_episode_length(self) -> int:
@@ -117,6 +129,9 @@ class RslRlVecEnv(VecEnv):
     # The runner steps in inference mode: a tensor made there, and kept, cannot be written outside.
     @torch.inference_mode(False)
     def step(self, actions: Tensor) -> StepResult:
+        if self._is_first_step:
+            self._is_first_step = False
+            _checks.warn_untrained("to_rsl_rl", self.env)
         transition, td = self.env.step(actions)
         successor = transition["next"]
         done = successor["done"].squeeze(-1)
@@ -124,7 +139,7 @@ class RslRlVecEnv(VecEnv):
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]
             extras["time_outs"] = time_outs.squeeze(-1)
-        log = _checks.logs(successor)
+        log = _checks.logs(self.env, successor)
         # `any` waits for the device, but rsl_rl's mean over no episodes would be NaN.
         if self._log_keys and done.any():
             for key in self._log_keys:
@@ -141,21 +156,63 @@ def _groups(td: TensorDict) -> TensorDict:
     return TensorDict(dict(observation.items()), td.batch_size)
 
 
-def _check_space(name: str, space: Space[Any], remedy: str) -> None:
-    if not _checks.is_vector(space):  # rsl_rl would cast other dtypes silently
-        must = f"{name} must be a float32 Box with one dimension"
+class _Config(dict[str, Any]):
+    def to_dict(self) -> dict[str, Any]:  # for the writers of Weights & Biases and Neptune
+        return dict(self)
+
+
+def _check_space(
+    name: str,
+    space: Space[Any],
+    remedy: str,
+    *dims: int,
+) -> None:
+    if not _checks.is_float_box(space, *dims):  # rsl_rl would cast other dtypes silently
+        must = f"{name} must be a float32 Box with a number of dimensions in {dims}"
         raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 
-class PPO(algorithms.PPO):
+class _WithStatistics:
+    """Lets an algorithm of rsl_rl merge, save and load the statistics of a torchwrap env."""
+
+    env: Env | None = None
+
+    @classmethod
+    def construct_algorithm(cls, obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> Any:
+        algorithm = super().construct_algorithm(obs, env, cfg, device)  # type: ignore[misc]
+        if isinstance(env, RslRlVecEnv):
+            algorithm.env = env.env
+        return algorithm
+
+    def update(self) -> dict[str, float]:
+        if self.env is not None and self.is_multi_gpu:  # type: ignore[attr-defined]
+            sync_statistics(self.env)
+        return super().update()  # type: ignore[misc, no-any-return]
+
+    def save(self) -> dict[str, Any]:
+        saved: dict[str, Any] = super().save()  # type: ignore[misc]
+        if self.env is not None:
+            saved["env_state_dict"] = self.env.state_dict()
+        return saved
+
+    def load(
+        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
+    ) -> bool:
+        is_wanted = load_cfg is None or load_cfg.get("env", True)
+        if self.env is not None and is_wanted:
+            state = loaded_dict.get("env_state_dict")
+            _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
+        return super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc, no-any-return]
+
+
+class PPO(_WithStatistics, algorithms.PPO):
     """rsl_rl's PPO that adds the true final observation's value at a time-out, not the last one's.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict". It is
-    loaded unless `load_cfg` has `"env": False`. The env has to put `extras["final_obs"]` next to
-    `extras["time_outs"]`, as `to_rsl_rl` does.
+    loaded unless `load_cfg` has `"env": False`. Running statistics of several ranks are merged
+    before each update. The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as
+    `to_rsl_rl` does.
     """
-
-    env: Env | None = None
 
     def process_env_step(
         self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]
@@ -169,28 +226,80 @@ class PPO(algorithms.PPO):
             values = self.critic(extras["final_obs"].to(self.device))
             self.critic.reset(hidden_state=hidden_state)
             extras = dict(extras)
-            time_outs = extras.pop("time_outs").to(self.device)
-            rewards = rewards + self.gamma * values.detach().squeeze(-1) * time_outs
+            time_outs = extras.pop("time_outs").to(self.device, torch.bool)
+            bootstrap = self.gamma * values.detach().squeeze(-1)
+            # Other rows may have ended because the simulation diverged: their values can be NaN.
+            rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
-    @staticmethod
-    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> PPO:
-        alg: PPO = algorithms.PPO.construct_algorithm(obs, env, cfg, device)
-        if isinstance(env, RslRlVecEnv):
-            alg.env = env.env
-        return alg
 
-    def save(self) -> dict[str, Any]:
-        saved: dict[str, Any] = super().save()
-        if self.env is not None:
-            saved["env_state_dict"] = self.env.state_dict()
-        return saved
+class Distillation(_WithStatistics, algorithms.Distillation):
+    """rsl_rl's Distillation, with the statistics of a torchwrap env in checkpoints, as `PPO`.
 
-    def load(
-        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
-    ) -> bool:
-        state = loaded_dict.get("env_state_dict")
-        is_wanted = load_cfg is None or load_cfg.get("env", True)
-        if self.env is not None and state is not None and is_wanted:
-            self.env.load_state_dict(state, strict)
-        return super().load(loaded_dict, load_cfg, strict)
+    A teacher's checkpoint of `PPO` holds those it was trained with.
+    """
+
+
+class RslRlPolicy(nn.Module):
+    """A model of rsl_rl as a policy for `evaluate`, `Collector` and `deploy`.
+
+    It takes a root TensorDict and returns it with the deterministic "action". The state of a
+    recurrent model is in the roots, as `PolicyState` declares, and not in the model:
+
+    `policy = RslRlPolicy(runner.get_inference_policy())`
+    `env = TransformedEnv(make_env(), *policy.transforms)`
+
+    Args:
+        model: an `MLPModel`, `CNNModel` or `RNNModel` of rsl_rl.
+
+    >>> obs = TensorDict({"policy": torch.zeros(2, 3)}, [2])
+    >>> policy = RslRlPolicy(RNNModel(obs, {"actor": ["policy"]}, "actor", 1, rnn_type="gru"))
+    >>> policy.transforms[0].shapes
+    {'hidden': (1, 256)}
+    """
+
+    def __init__(self, model: MLPModel) -> None:
+        super().__init__()
+        if not isinstance(model, MLPModel):
+            must = "model must be a model of rsl_rl"
+            remedy = "Pass runner.get_inference_policy()"
+            raise TypeError(refusal("RslRlPolicy", must, type(model).__name__, remedy))
+        self.model = model
+        self.shapes: dict[str, tuple[int, int]] = {}
+        if isinstance(model, RNNModel):
+            rnn = model.rnn.rnn
+            names = ["hidden", "cell"] if isinstance(rnn, nn.LSTM) else ["hidden"]
+            self.shapes = dict.fromkeys(names, (rnn.num_layers, rnn.hidden_size))
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """The outermost transforms of its envs: a `PolicyState` for a recurrent model."""
+        return [PolicyState(self.shapes)] if self.shapes else []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RslRlPolicy:
+        # The runner's state and its last distribution, which has a graph of autograd, stay behind.
+        memo[id(self.model.get_hidden_state())] = None
+        for value in vars(self.model.distribution or self).values():
+            if isinstance(value, Distribution):
+                memo[id(value)] = None
+        return RslRlPolicy(copy.deepcopy(self.model, memo))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        groups = _groups(td)
+        if not set(self.shapes).issubset(td.keys()):
+            fault = "the env lacks the state of the recurrent model"
+            remedy = "Use TransformedEnv(env, *policy.transforms)"
+            raise ValueError(refusal("RslRlPolicy", fault, remedy=remedy))
+        own = self.model.get_hidden_state()
+        # rsl_rl has the layers first.
+        given = [td[name].transpose(0, 1).contiguous() for name in self.shapes]
+        if given:
+            self.model.reset(hidden_state=tuple(given) if len(given) > 1 else given[0])
+        td["action"] = self.model(groups)
+        following = self.model.get_hidden_state()
+        self.model.reset(hidden_state=own)
+        if isinstance(following, Tensor):
+            following = (following,)
+        for name, value in zip(self.shapes, following or (), strict=True):
+            td["next", name] = value.transpose(0, 1).contiguous()
+        return td

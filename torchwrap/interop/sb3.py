@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -38,9 +39,13 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to
     SB3: `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy
     the `state_dict`, and `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`.
+    Its formulas, such as `normalize_obs`, are for SB3's replay buffers; use `deploy` for raw data.
+
     `seed(seed)` takes effect in the next `reset()`. `get_attr`, `set_attr` and `env_method` reach
     the same attributes as `env.get_wrapper_attr`. An attribute of the whole batch is read or called
-    once, and each index gets the result. `HerReplayBuffer` calls
+    once, and each index gets the result, or its own row of `params` and of the result of
+    `action_masks()`, for MaskablePPO. The functions of a `FunctionalEnv` may have
+    `action_masks(state)`, for a single env. `HerReplayBuffer` calls
     `compute_reward(achieved_goal, desired_goal, info)` of a Gymnasium env or of the functions of a
     `FunctionalEnv`; no transform may change goals or rewards.
 
@@ -72,13 +77,15 @@ class SB3VecEnv(VecEnv):
         self.metadata = env.metadata
 
     def reset(self) -> VecEnvObs:
-        options = self._options[0]
-        if any(other != options for other in self._options):
-            must = "the reset options of all envs must be equal"
-            raise ValueError(refusal("to_sb3", must, self._options))
-        td = self.env.reset(seed=self._seeds[0], options=options or None)
+        # They are for this reset alone, even if the env refuses them.
+        seed = self._seeds[0]
+        options = self._options
         self._reset_seeds()
         self._reset_options()
+        if any(other != options[0] for other in options):
+            must = "the reset options of all envs must be equal"
+            raise ValueError(refusal("to_sb3", must, options))
+        td = self.env.reset(seed=seed, options=options[0] or None)
         return _arrays(td["observation"])
 
     def step_async(self, actions: ArrayLike) -> None:
@@ -97,8 +104,12 @@ class SB3VecEnv(VecEnv):
             finished = dones.nonzero()[0]
             rows = successor[torch.as_tensor(finished, device=self.env.device)]
             columns = self._final_infos(rows)
+            masks = getattr(self.env.unwrapped, "successor_info_masks", {})
             for i, row in enumerate(finished):
                 infos[row] = _row(columns, i)
+                for name, mask in masks.items():
+                    if not mask[row]:
+                        infos[row].pop(name, None)
         return _arrays(td["observation"]), rewards, dones, infos
 
     def _final_infos(self, successor: TensorDict) -> dict[str, Any]:
@@ -126,27 +137,29 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         if attr_name in ("observation_space", "action_space"):  # of a single env, as in SB3
-            return self._repeat(getattr(self, attr_name), indices)
-        return self._repeat(self.env.get_wrapper_attr(attr_name), indices)
+            value = getattr(self, attr_name)
+        else:
+            value = self.env.get_wrapper_attr(attr_name)
+        return self._select(_checks.per_env(self.env, attr_name, value), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
             must = f"indices of set_attr must be all {self.num_envs} envs, which share attributes"
             raise ValueError(refusal("to_sb3", must, chosen))
+        if self.env.host_stepped and not _checks.is_shared(self.env, attr_name):
+            value = [value] * self.num_envs  # To SB3, a list is one value.
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
         if method_name == "compute_reward":
-            method = self._compute_reward()
+            result = self._compute_reward()(*args, **kwargs)
+            results = _checks.per_env(self.env, method_name, result)
         else:
-            method = self.env.get_wrapper_attr(method_name)
-        result = method(*args, **kwargs)
-        if isinstance(result, Tensor):
-            result = _arrays(result)
-        return self._repeat(result, indices)
+            results = _checks.call(self.env, method_name, *args, **kwargs)
+        return self._select(results, indices)
 
     def _compute_reward(self) -> Any:
         """The env's `compute_reward`, which HER calls with goals from stored observations."""
@@ -177,22 +190,20 @@ class SB3VecEnv(VecEnv):
         if not getattr(functions, "broadcasts", False):
             compute = torch.vmap(compute, in_dims=(0, 0, None))
 
-        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Tensor:
+        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
             achieved = torch.as_tensor(achieved_goal, device=self.env.device)
             desired = torch.as_tensor(desired_goal, device=self.env.device)
-            return compute(achieved, desired, {})
+            return _arrays(compute(achieved, desired, {}))
 
         return compute_reward
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
         records = self._recorder is not None and issubclass(wrapper_class, Monitor)
-        return self._repeat(records, indices)
+        return self._select([records] * self.num_envs, indices)
 
-    def _repeat(self, value: Any, indices: VecEnvIndices) -> list[Any]:
-        # Of the envs of a simulator, `get_wrapper_attr` gives a tuple with one value for each.
-        is_each = self.env.host_stepped and isinstance(value, tuple) and len(value) == self.num_envs
-        return [value[i] if is_each else value for i in self._get_indices(indices)]
+    def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> list[Any]:
+        return [values[i] for i in self._get_indices(indices)]
 
 
 class SB3VecNormalize(VecNormalize):
@@ -235,6 +246,29 @@ class SB3VecNormalize(VecNormalize):
     def step_wait(self) -> VecEnvStepReturn:
         self.old_obs, self.old_reward, dones, infos = self.venv.step_wait()
         return self.old_obs, self.old_reward, dones, infos
+
+    def _unchanged(self, values: Any) -> Any:
+        # SB3's replay buffers hold observations and rewards as the env returned them.
+        caller: Any = inspect.currentframe()
+        while caller.f_globals is globals():
+            caller = caller.f_back
+        if not caller.f_globals.get("__name__", "").startswith("stable_baselines3."):
+            fault = "has no formulas of VecNormalize, because the env's transforms normalize"
+            remedy = (
+                "torchwrap.deploy(env, policy) acts on raw observations, and "
+                "RecordEpisodeStatistics below NormalizeReward records raw returns"
+            )
+            raise NotImplementedError(refusal("to_sb3", fault, remedy=remedy))
+        return values
+
+    normalize_obs = unnormalize_obs = _unchanged  # type: ignore[assignment]
+    normalize_reward = unnormalize_reward = _unchanged  # type: ignore[assignment]
+
+    def get_original_obs(self) -> Any:
+        return self._unchanged(super().get_original_obs())
+
+    def get_original_reward(self) -> Any:
+        return self._unchanged(super().get_original_reward())
 
     def __getstate__(self) -> dict[str, Any]:
         learned = {name: value.cpu() for name, value in self.ret_rms.items()}

@@ -18,6 +18,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
+from torchwrap.statistics import sync_statistics
 from torchwrap.transforms import RecordEpisodeStatistics
 
 
@@ -29,13 +30,17 @@ def to_skrl(env: Env) -> SkrlEnv:
     Rewards are `(num_envs, 1)` float32, `terminated` and `truncated` `(num_envs, 1)` bool. All
     tensors stay on the env's device, are not copied, and are the caller's.
 
-    `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see
-    `true_successors`), and the env's own info. skrl's trainers log "episode": the means over envs
-    of the numbers in that info, and, if the env has `RecordEpisodeStatistics`, the mean "return"
-    and "length" of the episodes that ended in this step.
+    In a Dict with "policy" (or "actor") and "critic", or "obs" and "states", the first is the
+    observation and the second skrl's state, for a critic; other entries are left out.
 
-    An agent saves and loads the transforms' statistics if it knows the env:
-    `agent.checkpoint_modules["env"] = env`.
+    `infos` holds the true successors, `(num_envs, D)`, under "final_observations" and, with states,
+    "final_states" (see `true_successors`), and the env's own info. skrl's trainers log "episode":
+    the means over envs of the numbers in that info, those that a simulator of `from_functions`
+    logs, and, if the env has `RecordEpisodeStatistics`, the mean "return" and "length" of the
+    episodes that ended in this step.
+
+    An agent saves and loads the transforms' statistics if it knows the env, by
+    `true_successors(agent, env)` or `agent.checkpoint_modules["env"] = env`.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one,
     skrl's trainers call `reset` at the end of an episode: `step` returns the final observation, and
@@ -60,29 +65,51 @@ def to_skrl(env: Env) -> SkrlEnv:
 AnyAgent = TypeVar("AnyAgent", bound=Agent)
 
 
-def true_successors(agent: AnyAgent) -> AnyAgent:
+def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
     """Lets an skrl agent record the true successors of `to_skrl`'s env, and returns the agent.
 
     skrl's trainers record the observation that they act on next as the next observation: where an
     episode ended, the initial one of another episode. An episode that is both terminated and
-    truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set.
+    truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set. skrl multiplies
+    values at terminations by zero: a final observation with a NaN or an infinite number is replaced
+    by the observation acted in there.
 
     Args:
-        agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.
+        agent: an skrl agent, alone in its trainer. Its `record_transition` and `update` are
+            replaced, once.
+        env: becomes `agent.checkpoint_modules["env"]`: the agent saves and loads the transforms'
+            statistics, and merges those of several ranks before each update. None takes the env of
+            the first step, too late for `agent.load` before it.
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
         must = "agent must be an skrl agent"
         raise TypeError(refusal("true_successors", must, type(agent).__name__))
     if getattr(record, "func", None) is not _record:
-        agent.record_transition = functools.partial(_record, record)
+        agent.record_transition = functools.partial(_record, agent, record)
+        agent.update = functools.partial(_update, agent, agent.update)
+    if env is not None:
+        agent.checkpoint_modules["env"] = env
     return agent
 
 
+def _update(agent: Agent, update: Callable[..., None], **others: Any) -> None:
+    if config.torch.is_distributed:
+        for module in agent.checkpoint_modules.values():
+            env = getattr(module, "_env", module)
+            if isinstance(env, Env):
+                sync_statistics(env)
+    update(**others)
+
+
 def _record(
+    agent: Agent,
     record: Callable[..., None],
     *,
+    observations: Tensor,
+    states: Tensor | None,
     next_observations: Tensor,
+    next_states: Tensor | None,
     terminated: Tensor,
     truncated: Tensor,
     infos: Any,
@@ -107,13 +134,32 @@ def _record(
                 "Use one agent for all envs",
             )
         )
+    if isinstance(infos, _Infos):  # else a wrapper has replaced them
+        agent.checkpoint_modules.setdefault("env", infos.env)
+    next_states = None
+    if states is not None:
+        next_states = _usable(infos["final_states"], states, terminated)
     record(
-        next_observations=finals,
+        observations=observations,
+        states=states,
+        next_observations=_usable(finals, observations, terminated),
+        next_states=next_states,
         terminated=terminated,
         truncated=truncated & ~terminated,
         infos=infos,
         **others,
     )
+
+
+def _usable(final: Tensor, last: Tensor, terminated: Tensor) -> Tensor:
+    is_finite = final.isfinite().all(-1, keepdim=True)
+    return torch.where(terminated & ~is_finite, last, final)
+
+
+class _Infos(dict[str, Any]):
+    """The infos of a step, which know their env."""
+
+    env: SkrlEnv
 
 
 StepResult: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -124,21 +170,30 @@ class SkrlEnv(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(_checks.env("to_skrl", env))
-        for _, leaf in spaces.leaves(env.single_observation_space):
-            _check_space("observations", leaf)
+        observations = env.single_observation_space
+        parts = _checks.actor_and_critic(observations)
+        self._keys = list(parts)
+        self._spaces = list(parts.values()) or [observations]
+        for space in self._spaces:
+            for _, leaf in spaces.leaves(space):
+                _check_space("observations", leaf)
         _check_space("actions", env.single_action_space)
         _checks.starts_at_zero("to_skrl", "action", env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
-        # The initial observation of a single env whose episode ended.
-        self._pending: Tensor | None = None
+        # The initial observation and state of a single env whose episode ended.
+        self._pending: list[Tensor] = []
+        self._states: Tensor | None = None
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
-        observation = self._pending
-        self._pending = None
-        if observation is None:  # else the env has reset itself
-            seed = config.torch.key if self._env.np_random_seed is None else None
-            observation = self._flat(self._env.reset(seed=seed))
-        return observation, {}
+        root = self._pending
+        self._pending = []
+        if not root:  # else the env has reset itself
+            seed = config.torch.key
+            if self._env.np_random_seed is not None:
+                seed = None
+                _checks.warn_untrained("to_skrl", self._env)
+            root = self._flat(self._env.reset(seed=seed))
+        return self._observation(root), {}
 
     def step(self, actions: Tensor) -> StepResult:
         space = self.action_space
@@ -146,10 +201,13 @@ class SkrlEnv(Wrapper):
         transition, td = self._env.step(actions.to(spaces.dtype(space)))
         successor = transition["next"]
         done = successor["done"]
-        observation = self._flat(td)
+        root = self._flat(td)
         final = self._flat(successor)
-        infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
-        numbers = _checks.logs(successor)
+        names = ("final_observations", "final_states")
+        infos = _Infos(successor.get("info", {}).items())
+        infos.env = self
+        infos |= zip(names, final, strict=False)
+        numbers = _checks.logs(self._env, successor)
         episode = {name: value.mean() for name, value in numbers.items()}
         if self._recorder is not None and done.any():
             for name, key in self._recorder.keys.items():
@@ -157,21 +215,31 @@ class SkrlEnv(Wrapper):
         if episode:
             infos["episode"] = episode
         if self.num_envs == 1:
-            self._pending = observation if done else None
-            observation = final
+            self._pending = root if done else []
+            root = final
         return (
-            observation,
+            self._observation(root),
             successor["reward"],
             successor["terminated"],
             successor["truncated"],
             infos,
         )
 
-    def _flat(self, td: Any) -> Tensor:
-        return _flatten(self.observation_space, td["observation"], self.num_envs)
+    def _flat(self, td: Any) -> list[Tensor]:
+        """The observations, and the states if there are any."""
+        observation = td["observation"]
+        parts = [observation[key] for key in self._keys] or [observation]
+        pairs = zip(self._spaces, parts, strict=True)
+        return [_flatten(*pair, self.num_envs) for pair in pairs]
 
-    def state(self) -> None:
-        return None
+    def _observation(self, flat: list[Tensor]) -> Tensor:
+        observation, *states = flat
+        self._states = states[0] if states else None
+        return observation
+
+    def state(self) -> Tensor | None:
+        """The states of the last observations, `(num_envs, S)`."""
+        return self._states
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
         # skrl's trainers render unless headless. As in Gymnasium, no mode means no frames.
@@ -182,7 +250,11 @@ class SkrlEnv(Wrapper):
 
     @property
     def observation_space(self) -> Space[Any]:
-        return self._env.single_observation_space
+        return self._spaces[0]
+
+    @property
+    def state_space(self) -> Space[Any] | None:
+        return self._spaces[1] if self._keys else None
 
     @property
     def action_space(self) -> Space[Any]:

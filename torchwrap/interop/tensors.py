@@ -51,7 +51,8 @@ def from_functions(
 
     Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so
     on. Rewards and flags are `(num_envs,)` or `(num_envs, 1)`. Values are cast to the dtypes of the
-    spaces, where PyTorch can. The first result of each function is checked.
+    spaces, where PyTorch can. Shapes of all results are checked. Adapters for trainers log the
+    numbers in `info["log"]` or `info["episode"]`, which are dicts.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -107,7 +108,10 @@ def from_functions(
 
 
 class TensorEnv(FunctionsEnv):
-    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots."""
+    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots.
+
+    The attribute `last_info` is the `info` of the last `step`, as the simulator returned it.
+    """
 
     elapsed = EpisodeClock()
     # Rows that the simulator has reset in its step, and `_reset` has not returned yet.
@@ -130,7 +134,7 @@ class TensorEnv(FunctionsEnv):
         self.can_repeat = final_key is None
         self._simulator_device = signature.device
         self._kind = f"a tensor on {signature.device}"
-        self._unchecked = {"reset", "step", "step's final observations"}
+        self.last_info: dict[str, Any] = {}
         # Initial observations of the rows that are already reset.
         self._initial = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
 
@@ -157,9 +161,9 @@ class TensorEnv(FunctionsEnv):
         if isinstance(given, TensorDict):
             given = given.to_dict()
         result = self.functions["step"](given)
-        if "step" in self._unchecked:
-            self._check_numbers(result, _checks.STEP)
+        self._check_numbers(result, _checks.STEP)
         observation, reward, terminated, truncated, info = result
+        self.last_info = info
         observation = self._observation("step", observation, copy=self.reuses_memory)
         numbers = {
             "reward": self._column(reward, torch.float32),
@@ -206,9 +210,7 @@ class TensorEnv(FunctionsEnv):
         return tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, function: str, value: Any, copy: bool) -> spaces.Value:
-        if function in self._unchecked:
-            self._check_observation(function, value, self.num_envs)
-            self._unchecked.remove(function)
+        self._check_observation(function, value, self.num_envs)
         return spaces.build(
             self.single_observation_space,
             lambda path, leaf: spaces.entry(value, path).to(
@@ -229,8 +231,11 @@ class TensorEnv(FunctionsEnv):
         return torch.can_cast(value.dtype, spaces.dtype(leaf))
 
     def _clocks(self) -> list[Tensor]:
-        clock = self.functions["clock"]
-        return [self.elapsed if clock is None else clock()]
+        if self.functions["clock"] is None:
+            return [self.elapsed]
+        clock = self.functions["clock"]()
+        self._check_column("clock", "steps", clock)
+        return [clock]
 
     def close(self) -> None:
         if self.functions["close"] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -80,23 +81,28 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         options: Info | None = None,
     ) -> tuple[Any, Info]:
         mask = np.ones(self.num_envs, np.bool_)
+        rows = None
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this
-            mask = options.pop("reset_mask", mask)
-            self._check_mask(mask)
+            if "reset_mask" in options:
+                mask = options.pop("reset_mask")
+                self._check_mask(mask)
+                rows = torch.as_tensor(mask, device=self.env.device)
             state = options.get("state")
             if isinstance(state, dict) and not self.env.host_stepped:
                 device = self.env.device
                 options["state"] = {
                     name: torch.as_tensor(value, device=device) for name, value in state.items()
                 }
-        rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
         td = self.env.reset(seed, rows, options)
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
-        infos = _batch_infos(td.get("info", {}), mask)
-        return self._observation(td), infos
+        return self._observation(td), self._root_infos(td, mask)
+
+    def _root_infos(self, td: TensorDict, mask: Mask) -> Info:
+        masks = getattr(self.env.unwrapped, "info_masks", {})
+        return _batch_infos(td.get("info", {}), mask, masks)
 
     def _check_mask(self, mask: Any) -> None:
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
@@ -121,9 +127,9 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         done = terminated | truncated
         infos = self._infos(successor, done)
         if self._same_step:
-            initial_infos: dict[str, Any] = _batch_infos(td.get("info", {}), done)
-            for name, values in initial_infos.items():
-                infos.setdefault(name, values)[done] = values[done]
+            for name, values in self._root_infos(td, done).items():
+                batch: Any = infos.setdefault(name, values)
+                batch[done] = values[done]
         else:
             self._to_reset = done
         self._start_times[done] = time.perf_counter()
@@ -149,14 +155,15 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _infos(self, successor: TensorDict, done: Mask) -> Info:
         info = dict(successor.get("info", {}).items())
         rows = ~done if self._same_step else np.ones_like(done)
-        infos = _batch_infos(info, rows)
+        masks = getattr(self.env.unwrapped, "successor_info_masks", {})
+        infos = _batch_infos(info, rows, masks)
         if not done.any():
             return infos
         final: Info = self._statistics(successor, done)
         if self._same_step:
             # Gymnasium's wrapper of single envs has its statistics in final_info. Its vector
             # wrapper has them at the top.
-            final_info = _batch_infos({**info, **final}, done)
+            final_info = _batch_infos({**info, **final}, done, masks)
             final_obs = self._final_observations(successor, done)
             final |= {"final_info": final_info, "final_obs": final_obs}
         for key, value in final.items():
@@ -167,7 +174,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _final_observations(self, successor: TensorDict, done: Mask) -> NDArray[np.object_]:
         """The observations of the finished envs, and None for the others."""
         rows = torch.as_tensor(done, device=self.env.device)
-        final = self._observation(successor[rows])
+        observation = successor["observation"][rows]
+        final = spaces.to_numpy(self.single_observation_space, observation)
         each = iterate(self.observation_space, final)
         observations = np.full(self.num_envs, None)
         for row in np.flatnonzero(done):
@@ -195,6 +203,21 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             statistics[recorder.stats_key] = episode
         return statistics
 
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return _checks.call(self.env, name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        if isinstance(values, list | tuple) and _checks.is_shared(self.env, name):
+            is_equal = all(np.array_equal(value, values[0]) for value in values)
+            if len(values) != self.num_envs or not is_equal:
+                must = f"{name!r} must have {self.num_envs} equal values, because envs share it"
+                raise ValueError(refusal(f"{self}.set_attr", must, repr(values)))
+            values = values[0]
+        self.env.set_wrapper_attr(name, values)
+
     def render(self) -> tuple[Any, ...]:
         return self.env.render()
 
@@ -208,15 +231,23 @@ def _to_array(column: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _batch_infos(values: Info | TensorDict, mask: Mask) -> Info:
-    """Infos as Gymnasium batches them: zeros outside the mask, and the mask under `_name`."""
+def _batch_infos(
+    values: Info | TensorDict,
+    rows: Mask,
+    masks: Mapping[str, Mask],
+) -> Info:
+    """Infos as Gymnasium batches them: zeros outside of a mask, which is under `_name`.
+
+    `masks` has those of the entries that are not in every row.
+    """
     infos: Info = {}
-    if not mask.any():
-        return infos
     for name, value in values.items():
-        infos[f"_{name}"] = mask.copy()
+        mask = rows & masks.get(name, True)
+        if not mask.any():
+            continue
+        infos[f"_{name}"] = mask
         if isinstance(value, dict | TensorDict):
-            infos[name] = _batch_infos(value, mask)
+            infos[name] = _batch_infos(value, mask, {})
             continue
         if isinstance(value, torch.Tensor):
             value = value.numpy(force=True)

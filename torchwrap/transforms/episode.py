@@ -145,14 +145,16 @@ class RecordEpisodeStatistics(Transform):
     ) -> TensorDict:
         length = self.running_length
         is_finished = mask.column & (length > 0)  # an episode without a step does not count
-        number = is_finished.cumsum(0)  # 1 for the first
-        slot = (self.count + number - 1) % self.ring_size
+        # A row more than there are envs: Inductor of PyTorch 2.11 fails where a long scan is fused
+        # with a reduction of as many rows.
+        counts = torch.cat([self.count, is_finished.squeeze(1)]).cumsum(0)
+        slot = (counts[:-1] % self.ring_size).unsqueeze(1)
         scratch = torch.arange(self.ring_size, len(self.records), device=length.device)
         slot = torch.where(is_finished, slot, scratch.unsqueeze(1))
         episodes = torch.cat([self.running_return, length.double(), self.running_metrics], 1)
         episodes = torch.where(is_finished, episodes, 0)
         self.records.index_copy_(0, slot.squeeze(1), episodes)
-        self.count.add_(is_finished.sum())
+        self.count.copy_(counts[-1:])
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td

@@ -246,7 +246,9 @@ class _Delay(_History):
     def _output(self, frames: Tensor) -> Tensor:
         index = self.longest - self.delays  # the oldest frame has index 0
         index = index.view(-1, *(1,) * (frames.dim() - 1))
-        return frames.take_along_dim(index, 1).squeeze(1)
+        # `take_along_dim` would fix the batch size of an exported program.
+        index = index.expand(-1, -1, *frames.shape[2:])
+        return frames.gather(1, index).squeeze(1)
 
 
 class DelayObservation(_Delay):

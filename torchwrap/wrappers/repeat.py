@@ -151,6 +151,12 @@ class MaxAndSkipObservation(_Repeat):
         super().__init__(env, skip, summed_info)
         self.skip = skip
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
+        frameskip = "_frameskip"  # ALE's name
+        if env.has_wrapper_attr(frameskip) and set(env.get_wrapper_attr(frameskip)) != {1}:
+            must = "env must skip no frames itself"
+            got = f"frameskip={env.get_wrapper_attr(frameskip)[0]}"
+            remedy = "Pass frameskip=1 to torchwrap.make"
+            raise ValueError(refusal("MaxAndSkipObservation", must, got, remedy))
 
     def _step(self, action: spaces.Value) -> TensorDict:
         step_below = super()._step

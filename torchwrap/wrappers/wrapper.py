@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -106,6 +107,11 @@ class Wrapper(Env):
             below = specs.limited(below, limit)
         wrappers = (*below.additional_wrappers, specs.record(self))
         return specs.replace(below, additional_wrappers=wrappers)
+
+    def _batched_space(self, name: str) -> Space[Any]:
+        if getattr(self, name) is getattr(self.env, name):
+            return self.env._batched_space(name)
+        return super()._batched_space(name)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         return self.env.render(envs)

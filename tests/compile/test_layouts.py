@@ -1,0 +1,280 @@
+"""Graphs run on memory as they expect it, whatever tensors they are given.
+
+Inductor computes addresses from the layouts in its example and looks at no tensor again. In most
+tests, a stand-in takes its place: it refuses tensors that are unlike its example.
+"""
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from helpers import AOT, INDUCTOR, assert_same
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap._compile import graph as graphs
+from torchwrap._compile import internals
+from torchwrap.testing import ScriptedEnv
+
+full = pytest.mark.full
+NUM_ENVS = 4
+
+
+def layout(tensor):
+    is_lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return tensor.dtype, tensor.shape, tensor.stride(), is_lazy
+
+
+def strict(graph, example, options):
+    expected = list(map(layout, example))
+
+    def run(*tensors):
+        assert list(map(layout, tensors)) == expected
+        return graph(*tensors)
+
+    return run
+
+
+@pytest.fixture
+def tolerance(request, monkeypatch):
+    """The tolerance of what `tw.compile` makes in this test: by Inductor, or by its stand-in."""
+    if getattr(request, "param", None) == "inductor":
+        return INDUCTOR
+    monkeypatch.setattr(graphs, "inductor", strict)
+    return AOT
+
+
+def cases(names, *through_inductor):
+    """Cases by name with the stand-in, and some of them through Inductor too."""
+    parameters = [pytest.param(name, "strict", id=name) for name in names]
+    marks = [pytest.mark.compiles, full]
+    for name in through_inductor:
+        parameters.append(pytest.param(name, "inductor", id=f"{name}, Inductor", marks=marks))
+    return pytest.mark.parametrize("name, tolerance", parameters, indirect=["tolerance"])
+
+
+def both(make):
+    """A compiled env or collector, and an eager one."""
+    return tw.compile(make()), make()
+
+
+# Roots of a collector.
+
+
+def channels_first(observation):
+    return observation.permute(0, 3, 1, 2)
+
+
+def column_major(observation):
+    return observation.t().contiguous().t()
+
+
+VIEWS = {
+    "a permuted": (channels_first, (5, 4, 3), (3, 5, 4)),
+    "a column-major": (column_major, (6,), (6,)),
+    "an expanded": (lambda observation: observation[:, :1].expand(-1, 6), (6,), (6,)),
+    "a sliced": (lambda observation: observation[:, ::2], (12,), (6,)),
+}
+
+
+@cases(VIEWS, "a permuted", "a column-major")
+def test_view_as_observation_matches_eager(name, tolerance):
+    function, shape, result = VIEWS[name]
+    space = Box(-float("inf"), float("inf"), result)
+
+    def policy(td):
+        return torch.tanh(td["observation"].flatten(1)[:, :6] / 1000)
+
+    def make():
+        observe = T.TransformObservation(function, space)
+        return tw.Collector(tw.TransformedEnv(ScriptedEnv(NUM_ENVS, shape), observe), policy, 3)
+
+    collect, eager = both(make)
+    td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
+    for _ in range(3):
+        data, td = collect(td)
+        expected, eager_td = eager(eager_td)
+        assert_same(data, expected, tolerance)
+
+
+def recurrent():
+    """A collector whose policy adds its actions up."""
+
+    def policy(td):
+        hidden = td["hidden"] + td["observation"] / 1000
+        td["next", "hidden"] = hidden
+        return torch.tanh(hidden[:, :6])
+
+    transforms = tw.PolicyState({"hidden": (8,)})
+    return tw.Collector(tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (8,)), transforms), policy, 3)
+
+
+def negated(value):
+    """The same values, negated in memory."""
+    return torch._neg_view(-value)
+
+
+STATES = {
+    "an expanded": lambda hidden: hidden[:, :1].expand(-1, 8),
+    "a column-major": column_major,
+    "a lazily negated": negated,
+    "a zero": lambda hidden: torch._efficientzerotensor(hidden.shape),
+}
+
+
+@cases(STATES, "an expanded", "a lazily negated", "a zero")
+def test_policy_state_in_another_layout_matches_eager(name, tolerance):
+    found = []
+    for collect in both(recurrent):
+        _, td = collect(collect.env.reset(seed=0))
+        td["hidden"] = STATES[name](td["hidden"])
+        found.append(collect(td)[0])
+    assert_same(*found, tolerance)
+
+
+WRONG = {
+    "shape": ("hidden", lambda hidden: hidden[:, :2]),
+    "dtype": ("hidden", torch.Tensor.double),
+    "device": ("hidden", lambda hidden: hidden.to("meta")),
+    "type": ("hidden", torch.Tensor.tolist),
+    "is_init": ("is_init", lambda is_init: is_init[:, 0]),
+    "observation": ("observation", lambda observation: observation[:, :2]),
+    "observation's dtype": ("observation", torch.Tensor.double),
+}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_entry_of_the_last_root_is_refused_until_it_is_right(case, is_compiled):
+    name, change = WRONG[case]
+    collect = recurrent()
+    if is_compiled:
+        tw.compile(collect, backend="eager")
+    expected, _ = collect(collect.env.reset(seed=0))
+    td = collect.env.reset(seed=0)
+    right = td[name]
+    wrong = change(right)
+    if isinstance(wrong, list):
+        td.pop(name)
+    else:
+        td[name] = wrong
+    with pytest.raises((TypeError, ValueError), match=name):
+        collect(td)
+    td[name] = right
+    assert_same(collect(td)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["hidden", "is_init", "observation"])
+def test_full_reset_replaces_a_wrong_root(name):
+    env = recurrent().env
+    expected = env.reset(seed=0)
+    td = env.reset(seed=0)
+    td[name] = td[name][:, :0]
+    assert_same(env.reset(seed=0), expected)
+
+
+# Arguments of a step.
+
+ACTIONS = {
+    "a lazily negated": negated,
+    "a zero": lambda action: torch._efficientzerotensor(action.shape),
+    "an expanded": lambda action: action[:, :1].expand(-1, 6),
+}
+
+
+@cases(ACTIONS, "a lazily negated", "a zero")
+def test_action_in_another_layout_matches_eager(name, tolerance):
+    found = []
+    for env in both(lambda: ScriptedEnv(NUM_ENVS)):
+        env.reset(seed=0)
+        action = ACTIONS[name](torch.linspace(-1, 1, 6).repeat(NUM_ENVS, 1))
+        found.append(env.step(action)[0]["next"])
+    assert_same(*found, tolerance)
+    assert torch.equal(found[0]["info", "action"], action.clone())
+
+
+# Tensors of modules.
+
+
+class Scale(T.RewardTransform):
+    def setup(self, signature):
+        weight = torch.tensor([[1.0 + index] for index in range(NUM_ENVS)])
+        self.register_buffer("scale", weight)
+        self.shift = nn.Parameter(weight.expand(-1, 3).clone())
+        return signature
+
+    def reward(self, reward):
+        scaled = reward * self.scale + self.shift.sum(-1, keepdim=True)
+        return scaled.to(reward.dtype)
+
+
+DATA = {
+    "an expanded": lambda data: torch.full((1, 1), 0.5).expand(data.shape),
+    "a column-major": column_major,
+    "a strided": lambda data: torch.stack([data * 2, data * 0 + 9], -1)[..., 0],
+    "a float64": torch.Tensor.double,
+    "one row": lambda data: data[:1],
+    "another": lambda data: data * 3,
+}
+
+
+def scaled():
+    return tw.TransformedEnv(ScriptedEnv(NUM_ENVS), Scale())
+
+
+def scaled_simulator():
+    return tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS, backend="gymnasium"), Scale())
+
+
+def last_reward(env):
+    env.reset(seed=0)
+    env.action_stream.seed(0, graphs.rows.RowMask.full(NUM_ENVS))
+    return env.step(env.sample_action())[0]["next", "reward"]
+
+
+@pytest.mark.parametrize("buffer", ["scale", "shift"])
+@cases(DATA, "an expanded", "one row")
+def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
+    envs = both(scaled)
+    before = [last_reward(env) for env in envs]
+    for env in envs:
+        tensor = getattr(env.transforms[0], buffer)
+        tensor.data = DATA[name](tensor.data)
+    after = [last_reward(env) for env in envs]
+    torch.testing.assert_close(*before, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*after, rtol=tolerance, atol=tolerance)
+
+
+def test_data_is_followed_without_the_guard_of_dynamo(tolerance, monkeypatch):
+    monkeypatch.setattr(internals, "TensorGuards", None)
+    test_data_of_a_transforms_tensor_is_followed("an expanded", "scale", tolerance)
+
+
+def test_data_of_a_transforms_buffer_over_a_simulator_is_followed(tolerance):
+    envs = both(scaled_simulator)
+    for env in envs:
+        env.transforms[0].scale.data = torch.full((1, 1), 0.5).expand(NUM_ENVS, 1)
+    torch.testing.assert_close(*[last_reward(env) for env in envs])
+
+
+def test_data_of_a_librarys_buffer_is_followed(tolerance):
+    envs = both(lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeReward(gamma=0.5)))
+    for env in envs:
+        last_reward(env)
+        for buffer in env.transforms.buffers():
+            buffer.data = torch.stack([buffer, buffer + 9], -1)[..., 0]
+    torch.testing.assert_close(*[last_reward(env) for env in envs], rtol=tolerance, atol=tolerance)
+
+
+class Lazy(T.RewardTransform):
+    def setup(self, signature):
+        self.register_buffer("scale", negated(torch.arange(1.0, 1 + NUM_ENVS).unsqueeze(-1)))
+        return signature
+
+    def reward(self, reward):
+        return reward * self.scale
+
+
+def test_lazily_negated_buffer_is_refused():
+    with pytest.raises(ValueError, match="scale"):
+        tw.compile(tw.TransformedEnv(ScriptedEnv(NUM_ENVS), Lazy()))

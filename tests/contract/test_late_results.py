@@ -1,0 +1,271 @@
+"""Results of user code that change their shape after the first step are refused, not broadcast."""
+
+import pytest
+import torch
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.spaces import Box, Dict
+from gymnasium.vector import AutoresetMode
+from helpers import OtherVectorEnv
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.tensors import from_functions
+from torchwrap.testing import ScriptedEnv
+from torchwrap.wrappers import Wrapper
+
+REFUSED = (TypeError, ValueError)
+UNIT = Box(-9, 9, (1,))
+
+
+def steps(env, count):
+    env.reset()
+    for _ in range(count):
+        env.step(env.sample_action())
+
+
+# Functions of a simulator: the third call returns something else.
+
+
+def values():
+    flags = torch.zeros(2, 2, dtype=torch.bool)
+    return [torch.ones(2, 1), torch.ones(2), *flags, {"energy": torch.ones(2)}]
+
+
+def simulator(index, late, space=UNIT, **arguments):
+    calls = iter(range(99))
+
+    def step(action):
+        results = values()
+        if next(calls) == 2:
+            results[index] = late
+        return results
+
+    return from_functions(lambda mask: values()[0], step, 2, space, UNIT, **arguments)
+
+
+LATE = {  # the index and the value of a wrong result, and the name in the error
+    "observation (2,)": (0, torch.ones(2), "observation"),
+    "observation (1, 1)": (0, torch.ones(1, 1), "observation"),
+    "observation (2, 2)": (0, torch.ones(2, 2), "observation"),
+    "observation of one env": (0, torch.ones(1), "observation"),
+    "observation as a list": (0, [[1.0], [1.0]], "observation"),
+    "no observation": (0, None, "observation"),
+    "reward ()": (1, torch.tensor(1.0), "reward"),
+    "reward (1, 2)": (1, torch.ones(1, 2), "reward"),
+    "reward as a number": (1, 1.0, "reward"),
+    "terminated as a bool": (2, False, "terminated"),
+    "terminated (1,)": (2, torch.zeros(1, dtype=torch.bool), "terminated"),
+    "truncated as a bool": (3, True, "truncated"),
+    "no info": (4, None, "info"),
+    "an info that lacks a key": (4, {}, "energy"),
+    "an info of another size": (4, {"energy": torch.ones(3)}, "energy"),
+    "an info as a number": (4, {"energy": 0.5}, "energy"),
+}
+
+
+@pytest.mark.parametrize(("index", "late", "name"), LATE.values(), ids=LATE)
+def test_late_result_of_a_simulators_step_is_refused_by_name(index, late, name):
+    env = simulator(index, late, info_keys=["energy"])
+    steps(env, 2)
+    with pytest.raises(REFUSED, match=f"^from_functions: .*{name}"):
+        env.step(env.sample_action())
+
+
+FINAL = {
+    "(2,)": torch.ones(2),
+    "(1, 1)": torch.ones(1, 1),
+    "only the rows that ended": torch.ones(1, 1),
+}
+
+
+@pytest.mark.parametrize("final", FINAL.values(), ids=FINAL)
+def test_late_final_observation_of_another_shape_is_refused(final):
+    finals = iter([torch.ones(2, 1), final])
+    done = torch.tensor([True, False])
+
+    def step(action):
+        observation, reward, _, truncated, _ = values()
+        return observation, reward, done, truncated, {"final": next(finals)}
+
+    env = from_functions(lambda mask: values()[0], step, 2, UNIT, UNIT, final_key="final")
+    steps(env, 1)
+    with pytest.raises(ValueError, match="final observations"):
+        env.step(env.sample_action())
+
+
+@pytest.mark.parametrize("reset_by", ["ids", "mask"])
+def test_reset_that_returns_only_its_rows_is_refused_by_name(reset_by):
+    def reset(rows):
+        count = len(rows) if reset_by == "ids" else int(rows.sum())
+        return torch.zeros(count, 1)
+
+    def step(action):
+        observation, reward, _, truncated, info = values()
+        return observation, reward, torch.tensor([True, False]), truncated, info
+
+    env = from_functions(reset, step, 2, UNIT, UNIT, reset_by=reset_by)
+    with pytest.raises(ValueError, match=r"^from_functions: reset must return observation"):
+        steps(env, 1)
+
+
+def test_late_entry_of_a_nested_observation_is_refused_by_path():
+    late = {"a": torch.ones(2, 1), "b": torch.ones(2)}
+    first = {"a": torch.ones(2, 1), "b": torch.ones(2, 1)}
+    results = iter([first, first, late])
+
+    def step(action):
+        return next(results), *values()[1:]
+
+    env = from_functions(lambda mask: first, step, 2, Dict(a=UNIT, b=UNIT), UNIT)
+    steps(env, 2)
+    with pytest.raises(ValueError, match=r"observation\['b'\]"):
+        env.step(env.sample_action())
+
+
+CLOCKS = {
+    "one for all envs": torch.tensor(1),
+    "of one env": torch.ones(1, dtype=torch.int64),
+    "a number": 1,
+}
+
+
+@pytest.mark.parametrize("late", CLOCKS.values(), ids=CLOCKS)
+def test_late_clock_of_another_shape_is_refused(late):
+    clock = torch.ones(2, dtype=torch.int64)
+    calls = []
+
+    def read():
+        calls.append(None)
+        return late if len(calls) > 2 else clock
+
+    env = simulator(0, values()[0], clock=read, max_episode_steps=9)
+    with pytest.raises(REFUSED, match=r"^from_functions: clock"):
+        steps(env, 5)
+
+
+# Hooks of envs, wrappers and transforms.
+
+SUCCESSOR = {  # a key, and a change of its value
+    "an observation of fewer dimensions": ("observation", lambda value: value[:, 0]),
+    "an observation of another size": ("observation", lambda value: value[:, :1]),
+    "a float64 observation": ("observation", torch.Tensor.double),
+    "a reward without a column": ("reward", lambda value: value[:, 0]),
+    "a reward for each pair": ("reward", lambda value: value + value[:, 0]),
+    "a flag without a column": ("terminated", lambda value: value[:, 0]),
+    "a flag as a number": ("truncated", torch.Tensor.float),
+}
+
+
+def late_hook(base, hook, key, change):
+    """A subclass whose hook changes one entry of its result from the third call on."""
+    calls = iter(range(99))
+
+    def changed(self, *args):
+        td = getattr(base, hook)(self, *args)
+        if next(calls) < 2:
+            return td
+        return td.set(key, change(td[key])) if key else change(td)
+
+    return type("Mine", (base,), {hook: changed})
+
+
+def env_layer(hook, key, change):
+    return late_hook(ScriptedEnv, f"_{hook}", key, change)(3, (2,), episode_lengths=1)
+
+
+def wrapper_layer(hook, key, change):
+    wrapper = late_hook(Wrapper, f"_{hook}", key, change)
+    return wrapper(ScriptedEnv(3, (2,), episode_lengths=1))
+
+
+def transform_layer(hook, key, change):
+    transform = late_hook(T.Transform, hook, key, change)
+    env = ScriptedEnv(3, (2,), episode_lengths=1)
+    return tw.TransformedEnv(env, T.ClipReward(-1, 1), transform())
+
+
+OWNER = r"(Mine\._|transforms\[1\] \(Mine\)\.)"
+each_layer = pytest.mark.parametrize("make", [env_layer, wrapper_layer, transform_layer])
+
+
+@each_layer
+@pytest.mark.parametrize(("key", "change"), SUCCESSOR.values(), ids=SUCCESSOR)
+def test_late_result_of_a_step_is_refused_by_layer(make, key, change):
+    env = make("step", key, change)
+    steps(env, 2)
+    with pytest.raises(REFUSED, match=f"^{OWNER}step: {key}"):
+        env.step(env.sample_action())
+
+
+INITIAL = {name: change for name, (key, change) in SUCCESSOR.items() if key == "observation"}
+
+
+@each_layer
+@pytest.mark.parametrize("change", INITIAL.values(), ids=INITIAL)
+def test_late_result_of_a_reset_is_refused_by_layer(make, change):
+    env = make("reset", "observation", change)
+    steps(env, 1)
+    with pytest.raises(REFUSED, match=f"^{OWNER}reset: observation"):
+        env.step(env.sample_action())
+
+
+@each_layer
+def test_late_step_that_drops_a_key_is_refused_by_layer(make):
+    env = make("step", None, lambda td: td.exclude("truncated"))
+    steps(env, 2)
+    with pytest.raises(ValueError, match=f"^{OWNER}step: .*truncated"):
+        env.step(env.sample_action())
+
+
+def test_late_action_of_another_shape_is_refused_by_layer():
+    calls = iter(range(9))
+
+    class Mine(T.ActionTransform):
+        def action(self, action):
+            return action[:, :1] if next(calls) == 2 else action
+
+    env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), Mine())
+    steps(env, 2)
+    with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action"):
+        env.step(env.sample_action())
+
+
+def test_late_observation_of_a_function_is_refused_by_layer():
+    calls = iter(range(9))
+
+    def func(observation):
+        return observation[:, :1] if next(calls) == 4 else observation
+
+    env = tw.TransformedEnv(ScriptedEnv(3), T.TransformObservation(func))
+    with pytest.raises(ValueError, match=r"^transforms\[0\] \(TransformObservation\)\.step"):
+        steps(env, 5)
+
+
+def test_info_that_comes_and_goes_is_no_fault():
+    calls = iter(range(9))
+
+    class Adds(T.Transform):
+        def step(self, td):
+            info = TensorDict({"extra": td["reward"].clone()}, td.batch_size)
+            return td.set("info", info) if next(calls) % 2 else td
+
+    steps(tw.TransformedEnv(ScriptedEnv(3), Adds()), 5)
+
+
+# A vector env that is stepped as a whole.
+
+
+class LateShape(OtherVectorEnv):
+    def step(self, actions):
+        observation, *rest = super().step(actions)
+        self.calls = getattr(self, "calls", 0) + 1
+        return observation[:, :1] if self.calls == 3 else observation, *rest
+
+
+def test_late_observation_of_a_vector_env_is_refused():
+    mode = AutoresetMode.DISABLED
+    env = tw.from_gymnasium(LateShape([PendulumEnv] * 2, autoreset_mode=mode))
+    steps(env, 2)
+    with pytest.raises(REFUSED, match="observation"):
+        env.step(env.sample_action())

@@ -1,0 +1,52 @@
+"""Names of PyTorch that are not public: Inductor's entry point, Dynamo's guard, lazy tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+try:
+    from torch import _inductor
+
+    inductor: Any = _inductor.compile
+    list_options: Any = _inductor.list_options
+except (ImportError, AttributeError):
+    inductor = None
+    list_options = list
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards: Any = None  # type: ignore[no-redef]
+
+Layout = tuple[object, ...]
+
+
+def layout(tensor: Tensor) -> Layout:
+    """What a graph takes for granted when it reads a tensor."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def layout_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Returns a function of the same tensors: whether they still have the layouts of now.
+
+    It may say no for another reason, such as inference mode.
+    """
+    if TensorGuards is not None:
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        return guards.check  # type: ignore[no-any-return]
+    before = list(map(layout, tensors))
+    return lambda *now: list(map(layout, now)) == before
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """True if memory holds other values, because an operation has been put off."""
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()  # type: ignore[no-any-return]
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """A tensor as graphs expect it: its values in contiguous memory."""
+    if is_lazy(tensor):
+        tensor = tensor.clone()
+    return tensor.contiguous()
