@@ -242,7 +242,10 @@ class RunningMeanStd(BatchedModule):
         for name in saved:
             value = state_dict[name]
             least = 0 if name.endswith(("squares", "count")) else -math.inf
-            if isinstance(value, Tensor) and not ((value >= least) & value.isfinite()).all():
+            if not isinstance(value, Tensor):
+                continue
+            fits = (value >= least) & value.isfinite()
+            if not fits.all():
                 must = f"{name} must be finite, and at least 0 for squares and count"
                 errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
                 return
