@@ -18,7 +18,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.generators import no_foreign_draws
+from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
@@ -81,11 +81,12 @@ class FunctionalEnv(Env):
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
-    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function. Use
-    tensor operators only: `torch.where` instead of `if`; write to no argument. `terminal` and
-    `truncated` get the next state. The tensors of the infos are `("next", "info", name)`, a scalar
-    as `(num_envs, 1)`. Keyword arguments of `initial` are the env's reset options;
-    `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
+    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function: two
+    draws from one key are refused. Use tensor operators only: `torch.where` instead of `if`; write
+    to no argument. `terminal` and `truncated` get the next state. The tensors of the infos are
+    `("next", "info", name)`, a scalar as `(num_envs, 1)`. Keyword arguments of `initial` are the
+    env's reset options; `reset(options={"state": {...}})` gives fields of the state, each
+    `(num_envs, ...)`.
 
     Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that
     sets `broadcasts = True` is called without `torch.vmap`: all tensors then have the leading
@@ -99,7 +100,8 @@ class FunctionalEnv(Env):
         first_index: global index of the first env, for a shard of a larger run.
         params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
             a dict of their env's as `params`. `env.set_wrapper_attr(name, value)` changes them
-            during training, compiled or not, for one value or one per env.
+            during training, compiled or not, for one value or one per env. `state_dict` has them:
+            a value that all envs share loads into any number of envs.
         render_mode: "rgb_array" if the functions have `render_init()` and
             `render_image(state, render_state)`, which returns `(render_state, frame)`;
             `render_close(render_state)` is optional. None disables rendering.
@@ -158,7 +160,8 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
-            self.register_env_buffer(f"params_{name}", value.detach().to(device, copy=True))
+            parameter = value.detach().to(device, copy=True)
+            self.register_env_buffer(f"params_{name}", parameter, persistent=True)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
@@ -281,7 +284,7 @@ class FunctionalEnv(Env):
         batched = with_keywords
         if not getattr(self.func_env, "broadcasts", False):
             batched = torch.vmap(with_keywords)
-        words = key[:-1]  # all but the tag, an int that all envs share
+        words = key[:5]  # without the ints that all envs share
         result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
@@ -445,17 +448,21 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        with no_foreign_draws(owner, "Draw from its rng, with torchwrap.random", self.device):
-            try:
-                result = self._call(name, key, *arguments)
-                second = self._call(name, key, *arguments)
-                leaves = rows.leaves(result)
-            except Exception as error:
-                raise TypeError(_explained(owner, error)) from error
+        remedy = "Draw from its rng, with torchwrap.random"
+
+        def call() -> tuple[Any, list[Tensor]]:
+            with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
+                try:
+                    result = self._call(name, key, *arguments)
+                    return result, rows.leaves(result)
+                except Exception as error:
+                    raise TypeError(_explained(owner, error)) from error
+
+        result, leaves = call()
+        _, others = call()
         if _versions(rows.leaves(arguments)) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
-        others = rows.leaves(second)
         for leaf, other in zip(leaves, others, strict=False):
             if not torch.allclose(leaf, other, equal_nan=True):
                 fault = "returns different results in two calls with the same arguments"

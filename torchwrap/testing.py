@@ -231,6 +231,9 @@ def check_transform(
 ) -> None:
     """Checks that a transform keeps the contract of `Transform`, and an env with it that of `Env`.
 
+    Python values are constants of a compiled graph. A value that changes between two calls, such as
+    an attribute that a training loop anneals, is not found: hold it in a buffer.
+
     Args:
         make: makes a new transform.
         make_env: makes an env whose spaces the transform accepts, as for `check_env`.

@@ -13,6 +13,7 @@ from torch import nn
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap._compile import graph as graphs
+from torchwrap._compile import internals
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -34,15 +35,22 @@ def strict(graph, example, options):
     return run
 
 
-@pytest.fixture(
-    params=["strict", pytest.param("inductor", marks=[pytest.mark.compiles, full])],
-)
+@pytest.fixture
 def tolerance(request, monkeypatch):
-    """The tolerance of what `tw.compile` makes in this test."""
-    if request.param == "inductor":
+    """The tolerance of what `tw.compile` makes in this test: by Inductor, or by its stand-in."""
+    if getattr(request, "param", None) == "inductor":
         return INDUCTOR
     monkeypatch.setattr(graphs, "inductor", strict)
     return AOT
+
+
+def cases(names, *through_inductor):
+    """Cases by name with the stand-in, and some of them through Inductor too."""
+    parameters = [pytest.param(name, "strict", id=name) for name in names]
+    marks = [pytest.mark.compiles, full]
+    for name in through_inductor:
+        parameters.append(pytest.param(name, "inductor", id=f"{name}, Inductor", marks=marks))
+    return pytest.mark.parametrize("name, tolerance", parameters, indirect=["tolerance"])
 
 
 def both(make):
@@ -69,7 +77,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@cases(VIEWS, "a permuted", "a column-major")
 def test_view_as_observation_matches_eager(name, tolerance):
     function, shape, result = VIEWS[name]
     space = Box(-float("inf"), float("inf"), result)
@@ -114,7 +122,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
+@cases(STATES, "an expanded", "a lazily negated", "a zero")
 def test_policy_state_in_another_layout_matches_eager(name, tolerance):
     found = []
     for collect in both(recurrent):
@@ -174,7 +182,7 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+@cases(ACTIONS, "a lazily negated", "a zero")
 def test_action_in_another_layout_matches_eager(name, tolerance):
     found = []
     for env in both(lambda: ScriptedEnv(NUM_ENVS)):
@@ -225,7 +233,7 @@ def last_reward(env):
 
 
 @pytest.mark.parametrize("buffer", ["scale", "shift"])
-@pytest.mark.parametrize("name", DATA)
+@cases(DATA, "an expanded", "one row")
 def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
     envs = both(scaled)
     before = [last_reward(env) for env in envs]
@@ -235,6 +243,11 @@ def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
     after = [last_reward(env) for env in envs]
     torch.testing.assert_close(*before, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(*after, rtol=tolerance, atol=tolerance)
+
+
+def test_data_is_followed_without_the_guard_of_dynamo(tolerance, monkeypatch):
+    monkeypatch.setattr(internals, "TensorGuards", None)
+    test_data_of_a_transforms_tensor_is_followed("an expanded", "scale", tolerance)
 
 
 def test_data_of_a_transforms_buffer_over_a_simulator_is_followed(tolerance):

@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+import types
 
 import numpy as np
 import pytest
@@ -259,13 +260,74 @@ def test_policy_that_no_graph_can_follow_is_refused(name):
     assert not collect.is_compiled
 
 
-def test_python_values_are_constants_of_a_graph():
-    scale = 0.25
-    collect = compiled(tw.Collector(ScriptedEnv(NUM_ENVS), lambda td: answer(td, scale), 3))
+class Schedule:
+    """Holds a number in several places. `value` sets it everywhere."""
+
+    number = 0.0
+
+    def __init__(self, value):
+        self.values = {}
+        self.inner = types.SimpleNamespace()
+        self.array = np.zeros(1)
+        self.set(value)
+
+    def set(self, value):
+        global SCALE
+        SCALE = value
+        Schedule.number = value
+        self.attribute = value
+        self.values["scale"] = value
+        self.inner.scale = value
+        self.array[0] = value
+        act_with_default.__defaults__ = (value,)
+
+    def method(self, td):
+        return answer(td, self.attribute)
+
+
+SCALE = 0.0
+
+
+def act_with_default(td, scale=0.0):
+    return answer(td, scale)
+
+
+CONSTANTS = {
+    "a global": lambda schedule: lambda td: answer(td, SCALE),
+    "an attribute": lambda schedule: lambda td: answer(td, schedule.attribute),
+    "an attribute of a bound method": lambda schedule: schedule.method,
+    "an attribute of a class": lambda schedule: lambda td: answer(td, Schedule.number),
+    "a dict": lambda schedule: lambda td: answer(td, schedule.values["scale"]),
+    "an object in an object": lambda schedule: lambda td: answer(td, schedule.inner.scale),
+    "an array": lambda schedule: lambda td: answer(td, float(schedule.array[0])),
+    "a default": lambda schedule: act_with_default,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_python_values_are_constants_until_another_policy_is_assigned(name):
+    schedule = Schedule(0.25)
+    policy = CONSTANTS[name](schedule)
+    collect = compiled(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3))
     before, _ = collect()
-    scale = 0.75
+    schedule.set(0.75)
     after, _ = collect(collect.env.reset())
     assert torch.equal(after["action"], before["action"])
+    collect.policy = lambda td: policy(td)
+    again, _ = collect(collect.env.reset())
+    torch.testing.assert_close(again["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
+
+
+def test_buffer_that_a_loop_anneals_is_followed():
+    schedule = nn.Module()
+    schedule.register_buffer("scale", torch.tensor(0.25))
+    collect = compiled(
+        tw.Collector(ScriptedEnv(NUM_ENVS), lambda td: answer(td, schedule.scale), 3)
+    )
+    collect()
+    schedule.scale.mul_(3)
+    data, _ = collect(collect.env.reset())
+    torch.testing.assert_close(data["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 
 # Arguments.

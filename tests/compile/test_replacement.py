@@ -87,6 +87,10 @@ def expand(network):
     network.body[1].running_mean = torch.full((1,), 0.7).expand(8)
 
 
+def append_layer(network):
+    network.body.append(nn.Linear(8, 8))
+
+
 def parametrize(network):
     parametrizations.weight_norm(network.body[0])
     network.body[0].parametrizations.weight.original0.mul_(3)
@@ -95,6 +99,7 @@ def parametrize(network):
 CHANGES = {
     "a hook": hook,
     "a layer": replace_layer,
+    "a layer without weights": lambda network: setattr(network.body, "3", nn.Identity()),
     "another dtype": convert,
     "bfloat16": nn.Module.bfloat16,
     "untied weights": untie,
@@ -102,6 +107,7 @@ CHANGES = {
     "memory with gaps": leave_gaps,
     "an expanded buffer": expand,
     "a step of batch norm": lambda network: network.body[1].running_mean.add_(1),
+    "a further layer": append_layer,
     "an attribute": lambda network: setattr(network, "head", Network(1).head),
     "a parametrization": parametrize,
     "an assigned state_dict": lambda network: network.load_state_dict(
@@ -118,7 +124,7 @@ def test_change_of_a_network_is_followed(name):
 
 
 @full
-@pytest.mark.parametrize("name", ["another dtype", *[*CHANGES][4:8]])
+@pytest.mark.parametrize("name", ["another dtype", *[*CHANGES][5:9]])
 def test_change_of_a_network_through_inductor_is_followed(name):
     network = Network()
     pair = [tw.Collector(ScriptedEnv(NUM_ENVS), network, 3) for _ in range(2)]
@@ -232,6 +238,110 @@ def test_policy_of_a_collector_can_be_replaced(policy):
     data, expected = collect_both(pair)
     assert_same(data, expected, AOT)
     assert ("value" in data.keys()) == (policy is not None)
+
+
+class Actor:
+    """Two ways to act with one network."""
+
+    def __init__(self):
+        self.network = Network()
+
+    def act(self, td):
+        return self.network(td)
+
+    def greedy(self, td):
+        return -self.network(td)
+
+
+def scaled(network, number):
+    return lambda td: number * network(td)
+
+
+def product(network, number, td):
+    return number * network(td)
+
+
+REPLACED_POLICIES = {
+    "methods": lambda actor: (actor.act, actor.greedy),
+    "closures over two numbers": lambda actor: (scaled(actor.network, 1), scaled(actor.network, 3)),
+    "partials": lambda actor: (
+        functools.partial(product, actor.network, 1),
+        functools.partial(product, actor.network, 3),
+    ),
+    "a module and a method of it": lambda actor: (actor.network, scaled(actor.network, 3)),
+    "functions without modules": lambda actor: (
+        lambda td: td["observation"][:, :6] / 10_000,
+        lambda td: td["observation"][:, :6] / 20_000,
+    ),
+    "none and a function": lambda actor: (None, lambda td: td["observation"][:, :6] / 10_000),
+}
+
+
+@pytest.mark.parametrize("name", mostly_full(REPLACED_POLICIES, "methods", "partials"))
+def test_another_policy_with_the_same_modules_is_followed(name):
+    first, second = REPLACED_POLICIES[name](Actor())
+    pair = collectors(first)
+
+    def replace():
+        for collect in pair:
+            collect.policy = second
+
+    assert_followed(pair, replace)
+
+
+def test_policies_that_take_turns_are_compiled_once_each(graphs):
+    actor = Actor()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), actor.act, 3), backend="counting")
+    actions = []
+    for _ in range(3):
+        for policy in (actor.act, actor.greedy):
+            collect.policy = policy
+            actions.append(collect(collect.env.reset(seed=0))[0]["action"])
+    assert len(graphs) == 2
+    assert torch.equal(actions[4], actions[0]) and torch.equal(actions[5], -actions[0])
+
+
+def test_modes_that_take_turns_are_traced_once_each():
+    network = Network()
+    traces = []
+
+    def policy(td):
+        traces.append(network.training)
+        return network(td)
+
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3), backend="eager")
+    for mode in (False, True, False, True, False):
+        network.train(mode)
+        collect(collect.env.reset())
+    assert traces.count(True) == traces.count(False)
+
+
+def tripled(module, inputs, output):
+    return output * 3
+
+
+def test_hook_around_each_call_is_compiled_once(graphs):
+    network = Network()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
+    for _ in range(3):
+        handle = network.register_forward_hook(tripled)
+        hooked, _ = collect(collect.env.reset(seed=0))
+        handle.remove()
+        plain, _ = collect(collect.env.reset(seed=0))
+    assert len(graphs) == 2
+    assert torch.equal(hooked["action"], 3 * plain["action"])
+
+
+def test_graphs_of_new_hooks_are_freed():
+    network = Network()
+    collect, _ = collectors(network)
+    numbers = []
+    for _ in range(11):
+        handle = network.register_forward_hook(lambda module, inputs, output: output * 3)
+        collect(collect.env.reset())
+        handle.remove()
+        numbers.append(num_graphs())
+    assert numbers[-1] == numbers[-3]
 
 
 def num_graphs():

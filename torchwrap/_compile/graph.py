@@ -89,7 +89,7 @@ class Graph:
     """A function of Tensors, TensorDicts, and tuples and dicts of them, as one graph.
 
     The first call traces and compiles it; so does a call with another structure, dtype, shape or
-    device of the arguments, or with another `Specialization`, such as after `train()` or `eval()`.
+    device of the arguments, or with other modules, modes, hooks, layouts or policies.
 
     Args:
         function: writes to buffers in place.
@@ -113,17 +113,17 @@ class Graph:
 
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
         """The program for such arguments, compiled if there is none yet, and its tensors."""
-        specialization, buffers = self.inputs.current()
+        graphs, buffers = self.inputs.current()
         arguments: list[Tensor] = []
         structure = rows.flatten(values, arguments)
         arguments = [resolved(leaf) for leaf in arguments]
         kinds = tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in arguments])
         tensors = [*buffers, *arguments]
         key = (self, structure, kinds)
-        program = specialization.graphs.get(key)
+        program = graphs.get(key)
         if program is None:
             program = self._compile(values, tensors)
-            specialization.graphs[key] = program
+            graphs[key] = program
         return program, tensors
 
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
@@ -131,8 +131,7 @@ class Graph:
     def _compile(self, values: tuple[Nested, ...], tensors: list[Tensor]) -> Program:
         name = self.function.__name__.strip("_")
         start = time.perf_counter()
-        root = self.inputs.specialization.modules[0]
-        _LOG.info("compiling the %s of %r", name, root)
+        _LOG.info("compiling the %s of %r", name, self.inputs.modules[0])
         graph, result = trace(self.function, self.inputs, values)
         used = _prune(graph)
         example = [tensors[index] for index in used]
@@ -188,11 +187,11 @@ class Rollout:
 
     def _prepare(self, root: Root) -> tuple[Loop, list[Tensor]]:
         """The graphs for such roots, compiled if there are none yet, and the buffers."""
-        specialization, buffers = self.inputs.current()
-        loop = specialization.graphs.get(self)
+        graphs, buffers = self.inputs.current()
+        loop = graphs.get(self)
         if loop is None:
             loop = self._compile(root)
-            specialization.graphs[self] = loop
+            graphs[self] = loop
         return loop, buffers
 
     @torch.inference_mode(False)  # because later calls can be outside of it
@@ -205,7 +204,8 @@ class Rollout:
         storage: Storage = {}
         for key in sorted(stored, key=str):  # the order of `rows.leaves`
             leaf = stored[key]
-            storage[key] = torch.empty(num_steps, *leaf.shape, dtype=leaf.dtype, device=device)
+            shape = (num_steps, *leaf.shape)
+            storage[key] = torch.empty(shape, dtype=leaf.dtype, device=device)
         programs: dict[int, Program] = {}
         for steps in {self.unroll, num_steps % self.unroll} - {0}:
             targets = {key: value[:steps] for key, value in storage.items()}

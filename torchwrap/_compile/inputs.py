@@ -16,6 +16,9 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
+Key: TypeAlias = tuple[object, ...]
+Graphs: TypeAlias = dict[object, Any]
+"""Compiled graphs, by their function and arguments."""
 Place: TypeAlias = tuple[dict[str, Any], str]
 """A dict of a module, and a name in it."""
 
@@ -45,28 +48,7 @@ def swap(places: Sequence[Place], tensors: Sequence[Tensor]) -> list[Any]:
     return before
 
 
-_MAX_SPECIALIZATIONS = 8  # as many as torch.compile makes of a function
-
-
-class Specialization:
-    """What graphs depend on besides their arguments and the values of tensors; and these graphs.
-
-    Args:
-        modules: the modules.
-        functions: of the policy and of hooks.
-        facts: such as layouts and modes.
-    """
-
-    def __init__(
-        self, modules: list[nn.Module], functions: list[object], facts: tuple[object, ...]
-    ) -> None:
-        self.modules = modules
-        self.functions = functions
-        self.facts = facts
-        self.graphs: dict[object, Any] = {}
-
-    def equals(self, other: Specialization) -> bool:
-        return _same(self.functions, other.functions) and self.facts == other.facts
+_MAX_KEYS = 8  # as torch.compile's limit
 
 
 class Inputs:
@@ -81,14 +63,16 @@ class Inputs:
 
     def __init__(self, find_roots: Callable[[], Sequence[object]]) -> None:
         self.find_roots = find_roots
-        self._specializations: list[Specialization] = []
+        self.modules: list[nn.Module] = []
+        self._known: dict[Key, tuple[list[object], Graphs]] = {}
         self._scan()
 
-    def current(self) -> tuple[Specialization, list[Tensor]]:
-        """What graphs depend on now, and the tensors to run them on."""
-        if not _same(self._observe(), self._observed) or not self._guard(*self.tensors):
+    def current(self) -> tuple[Graphs, list[Tensor]]:
+        """The graphs that fit what the modules are now, and the tensors to run them on."""
+        is_known = _same(self._observe(), self._observed)
+        if not is_known or not self._guard(*self.tensors):
             self._scan()
-        return self.specialization, self.tensors
+        return self.graphs, self.tensors
 
     def call(
         self, function: Function, tensors: Sequence[Tensor], *values: Nested
@@ -113,6 +97,9 @@ class Inputs:
         container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
         named = dict(container.named_modules())
         modules = list(named.values())[1:]
+        if not _same(modules, self.modules):  # the old ones never come back
+            self._known.clear()
+        self.modules = modules
         self.places = places_of(container)
         held = [store[name] for store, name in self.places.values()]
         for name, tensor in zip(self.places, held, strict=True):
@@ -124,36 +111,30 @@ class Inputs:
         self.tensors = list(distinct.values())
         ids = list(distinct)
         self._indices = [ids.index(id(tensor)) for tensor in held]
-        self._watch(modules)
+        self._watch()
         functions = list(chain.from_iterable(map(_parts, roots)))
         for hooks in self._hooks:
             functions += chain.from_iterable(map(_parts, hooks.values()))
-        facts = (
+        key = (
             *(tuple(named), tuple(self.places), tuple(self._indices)),
+            *map(id, functions),
+            tuple(map(len, self._hooks)),
             tuple([module.training for module in modules]),
             tuple(map(layout, self.tensors)),
-            tuple(map(len, self._hooks)),
-            _autocast(),
+            *_autocast(),
         )
-        self._specialize(Specialization(modules, functions, facts))
+        # As long as the functions are held, no others have their ids.
+        self._known[key] = self._known.pop(key, (functions, {}))
+        for oldest in list(self._known)[:-_MAX_KEYS]:
+            del self._known[oldest]
+        self.graphs = self._known[key][1]
 
-    def _specialize(self, found: Specialization) -> None:
-        """Goes back to an equal specialization. Forgets those of other modules, and the oldest."""
-        others = []
-        for known in self._specializations:
-            if known.equals(found):
-                found = known
-            elif _same(known.modules, found.modules):
-                others.append(known)
-        self.specialization = found
-        self._specializations = [*others[1 - _MAX_SPECIALIZATIONS :], found]
-
-    def _watch(self, modules: list[nn.Module]) -> None:
+    def _watch(self) -> None:
         """Notes what `current` compares."""
         watched = list(self.places.values())
         self._hooks: list[dict[int, Any]] = []
         children: list[dict[str, Any]] = []
-        for module in modules:
+        for module in self.modules:
             watched += [(module._modules, name) for name in module._modules]  # type: ignore[misc]
             watched.append((vars(module), "training"))
             children.append(module._modules)

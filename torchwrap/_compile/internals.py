@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor
 
 try:
-    from torch._inductor import compile as inductor
-    from torch._inductor import list_options
-except ImportError:
-    inductor = None  # type: ignore[assignment]
-    list_options = list  # type: ignore[assignment]
+    from torch import _inductor
+
+    inductor: Any = _inductor.compile
+    list_options: Any = _inductor.list_options
+except (ImportError, AttributeError):
+    inductor = None
+    list_options = list
 try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:

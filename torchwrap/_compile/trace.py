@@ -129,7 +129,7 @@ class _Operators(OperatorMode):
             return True
         if name in _HOST_READS:
             raise Refusal(f"reads values on the host ({name})", _ON_DEVICE)
-        set_stack_trace([_line(sys._getframe(2))])
+        set_stack_trace([_line(sys._getframe(1))])
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             _check_result(name, args, result)
@@ -157,10 +157,11 @@ class NoGenerators(OperatorMode):
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line outside of PyTorch, tensordict and this file."""
+    """The innermost line outside of PyTorch, tensordict and the modes."""
+    modes = (__name__, OperatorMode.__module__, act.__module__)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module != __name__ and module.partition(".")[0] not in _LIBRARIES:
+        if module not in modes and module.partition(".")[0] not in _LIBRARIES:
             path = frame.f_code.co_filename
             code = linecache.getline(path, frame.f_lineno).strip()
             return f"{path}:{frame.f_lineno}: {code}"
