@@ -198,7 +198,7 @@ def test_shared_level_of_a_curriculum_is_resumed_by_any_number_of_envs(num_envs,
 
 def test_levels_per_env_are_resumed_by_as_many_envs(tmp_path):
     env = leveled(3)
-    env.get_wrapper_attr("level").copy_(torch.tensor([1.0, 4.0, 2.0]))
+    env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
     resumed = leveled(3)
     resumed.load_state_dict(saved(env, tmp_path))
     assert resumed.get_wrapper_attr("level").tolist() == [1, 4, 2]
@@ -206,7 +206,7 @@ def test_levels_per_env_are_resumed_by_as_many_envs(tmp_path):
 
 def test_levels_per_env_of_another_number_of_envs_are_refused_by_name(tmp_path):
     env = leveled(3)
-    env.get_wrapper_attr("level").copy_(torch.tensor([1.0, 4.0, 2.0]))
+    env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
     env.set_wrapper_attr("gravity", 7.0)
     state = saved(env, tmp_path)
     resumed = leveled(2)
