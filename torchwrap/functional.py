@@ -356,7 +356,7 @@ class FunctionalEnv(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         if name in self.parameter_names:
-            return self.params[name].clone()
+            return self.params[name]
         if hasattr(self, name) or not hasattr(self.func_env, name):
             return super().get_wrapper_attr(name)
         return getattr(self.func_env, name)

@@ -128,7 +128,7 @@ def test_set_wrapper_attr_with_a_tensor_broadcasts_it_to_a_param():
     assert env.params["push"].tolist() == [[1, 2], [1, 2]]
 
 
-@pytest.mark.parametrize("kind", [*SIMULATORS, "native"])
+@pytest.mark.parametrize("kind", SIMULATORS)
 @pytest.mark.parametrize("name, values", LISTS.values(), ids=LISTS)
 def test_attributes_that_were_read_can_be_written_back(make, kind, name, values):
     env = make(kind)

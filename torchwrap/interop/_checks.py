@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Number
@@ -110,6 +111,8 @@ def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
     Envs of a simulator, `params` and `action_masks` have one each. Layers have one for all envs.
     """
     is_each = name in getattr(env.unwrapped, "parameter_names", ())
+    if is_each:
+        value = copy.deepcopy(value)  # not the buffer itself
     if name == "action_masks":
         is_each = np.ndim(value) > 1
     elif env.host_stepped and isinstance(value, tuple):
