@@ -92,6 +92,7 @@ def compile(
         if not transformed:
             must = f"target must have transforms to compile, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must))
+        # All of them first, because a refused env stays as it was.
         compiled = [CompiledTransforms(layer, settings) for layer in transformed]
         for layer, transforms in zip(transformed, compiled, strict=True):
             layer._compiled_step = transforms.step  # type: ignore[assignment]

@@ -20,10 +20,8 @@ try:
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
 
-Layout = tuple[object, ...]
 
-
-def layout(tensor: Tensor) -> Layout:
+def layout(tensor: Tensor) -> tuple[object, ...]:
     """What a graph takes for granted when it reads a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
