@@ -254,7 +254,7 @@ def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
 def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
     """The mean return of 20 fresh episodes, with the statistics that the transforms learned."""
     test_env = make_env(args, 20, make)
-    test_env.load_state_dict(env.state_dict())
+    test_env.load_state_dict(env.state_dict(), strict=False)  # its params may be of other envs
     # Actions are sampled: early in training, the mode of the policy can be far worse.
     episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
     test_env.close()

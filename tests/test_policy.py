@@ -414,6 +414,13 @@ def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_ste
         collect(td)
 
 
+@pytest.mark.parametrize("unroll", [1, 4])
+def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises(unroll):
+    collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), Buffered(), 8)
+    with pytest.raises(ValueError, match="PolicyState"):
+        tw.compile(collect, backend="eager", unroll=unroll)
+
+
 class Learns(nn.Module):
     """Standardizes observations, and in train mode learns how."""
 

@@ -127,10 +127,12 @@ def load_and_sync(rank, group, source):
     saved = [module.state_dict()]
     dist.broadcast_object_list(saved, src=0, group=group)
     other = RunningMeanStd((2,))
+    if source == "nothing":
+        other.update(torch.arange(6.0).view(3, 2))
     other.load_state_dict({}, strict=False)  # shares nothing
     if source == "state_dict":
         other.load_state_dict(saved[0])
-    else:
+    elif source == "snapshot":
         for name, buffer in other.named_buffers():
             buffer.copy_(module.get_buffer(name))
     tw.sync_statistics(other, group)
@@ -138,7 +140,8 @@ def load_and_sync(rank, group, source):
 
 
 @pytest.mark.parametrize(
-    ("source", "count"), [("state_dict", 4 * 3 + 2), ("snapshot", 4 * 3 + 2 + 3 + 4 + 5)]
+    ("source", "count"),
+    [("nothing", 4 * 3), ("state_dict", 4 * 3 + 2), ("snapshot", 4 * 3 + 2 + 3 + 4 + 5)],
 )
 def test_loaded_statistics_count_once_and_a_snapshot_holds_the_shared_part(
     processes, source, count

@@ -25,7 +25,7 @@ torch.Size([4, 1])
 
 from torchwrap import transforms
 from torchwrap._compile.api import compile
-from torchwrap._core.buffers import EnvBuffer
+from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap._deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
@@ -47,6 +47,7 @@ __all__ = [
     "Compose",
     "Env",
     "EnvBuffer",
+    "EpisodeClock",
     "FunctionalEnv",
     "PolicyState",
     "RowMask",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -108,6 +108,9 @@ class Env(BatchedModule):
 
     host_stepped = False
     """True if a simulator outside of PyTorch steps this env. Only its transforms are compiled."""
+
+    info_spaces: Mapping[str, Space[Any]] = {}
+    """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
@@ -438,6 +441,30 @@ class Env(BatchedModule):
                     state += module._state_buffer_names
                 names.update(f"{prefix}.{name}".lstrip(".") for name in state)
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was.
+
+        The `params` of another number of envs load if all of these have the same values. Otherwise
+        they raise a ValueError, or stay as they are if not `strict`.
+        """
+        if isinstance(state_dict, Mapping):
+            state_dict = dict(state_dict)
+            for name, buffer in self._state_buffers(per_env=True).items():
+                value = state_dict.get(name, buffer)
+                if len(value) == len(buffer):
+                    continue
+                if (value == value[:1]).all():
+                    state_dict[name] = value[:1].expand(len(buffer), *value.shape[1:]).clone()
+                elif strict:
+                    must = f"{name} must have {len(buffer)} rows, because they differ"
+                    remedy = "With strict=False it stays as it is"
+                    raise ValueError(refusal(self._name(), must, len(value), remedy))
+                else:
+                    del state_dict[name]
+        return super().load_state_dict(state_dict, strict, assign)
 
     @property
     def elapsed_steps(self) -> Tensor:

@@ -99,7 +99,8 @@ class FunctionalEnv(Env):
         first_index: global index of the first env, for a shard of a larger run.
         params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
             a dict of their env's as `params`. `env.set_wrapper_attr(name, value)` changes them
-            during training, compiled or not, for one value or one per env.
+            during training, compiled or not, for one value or one per env. `state_dict` has them:
+            a value that all envs share loads into any number of envs.
         render_mode: "rgb_array" if the functions have `render_init()` and
             `render_image(state, render_state)`, which returns `(render_state, frame)`;
             `render_close(render_state)` is optional. None disables rendering.
@@ -158,7 +159,8 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
-            self.register_env_buffer(f"params_{name}", value.detach().to(device, copy=True))
+            parameter = value.detach().to(device, copy=True)
+            self.register_env_buffer(f"params_{name}", parameter, persistent=True)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()

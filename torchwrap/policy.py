@@ -208,8 +208,8 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
 class FirstCalls(OperatorMode):
     """A policy in its first calls. Refuses state of its own, which no episode resets.
 
-    That is a tensor which the policy computes or is given in one call, and reads in the next one. A
-    tensor from its very first call may be a cache.
+    That is a tensor which the policy computes or is given in one call, and reads in the next one; a
+    tensor from its very first call may be a cache. Or it is one that a call reads and then writes.
 
     Args:
         owner: of the error.
@@ -231,14 +231,16 @@ class FirstCalls(OperatorMode):
         if self.number == NUM_FIRST_CALLS:
             return self.policy(td)
         given = rows.leaves(td)
-        if any(map(rows.is_traced, given)):
-            return self.policy(td)
-        self.number += 1
+        self.read: dict[int, Tensor] = {}
         self.earlier = self.known
         self.known = weakref.WeakValueDictionary[int, Tensor]()
         for tensor in given:
             self.earlier.pop(id(tensor), None)
             self.known[id(tensor)] = tensor
+        if any(map(rows.is_traced, given)):
+            with self:
+                return self.policy(td)
+        self.number += 1
         with self, torch.compiler.set_stance("force_eager"):
             return self.policy(td)
 
@@ -246,19 +248,23 @@ class FirstCalls(OperatorMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        written = list(_tensors(args[:1] if is_in_place else result))
         read = list(_tensors((args[is_in_place:], kwargs)))
+        state = [tensor for tensor in written if is_in_place and id(tensor) in self.read]
         if self.number == NUM_FIRST_CALLS:
-            for tensor in read:
-                has_rows = self.num_envs is None or self.num_envs in tensor.shape[:-1]
-                if has_rows and id(tensor) in self.earlier:
-                    must = "policy must not carry a tensor from call to call"
-                    got = f"one of shape {tuple(tensor.shape)}"
-                    raise ValueError(refusal(self.owner, must, got, DECLARED))
+            state += [tensor for tensor in read if id(tensor) in self.earlier]
+        for tensor in state:
+            if self.num_envs is None or self.num_envs in tensor.shape[:-1]:
+                must = "policy must not carry a tensor from call to call"
+                got = f"one of shape {tuple(tensor.shape)}"
+                raise ValueError(refusal(self.owner, must, got, DECLARED))
         if name in _OVERWRITES:
             self.earlier.pop(id(result), None)
-        ids = set(map(id, read))
-        for tensor in _tensors(args[:1] if is_in_place else result):
-            if id(tensor) not in ids:  # `flatten` and others may return what they are given
+        for tensor in read:
+            if id(tensor) not in self.known:
+                self.read[id(tensor)] = tensor
+        for tensor in written:
+            if id(tensor) not in self.read:  # `flatten` and others may return what they are given
                 self.known[id(tensor)] = tensor
         return result
 

@@ -167,3 +167,87 @@ def test_buffers_of_functions_are_read_at_each_step_and_saved(compiled):
         assert equal(transition["next", "reward"], torch.tensor(28 + 8 * start))
         assert equal(td["observation"].unique(dim=0), env.func_env.starts)
     assert list(env.state_dict()) == ["func_env.starts"]
+
+
+# Curricula in checkpoints.
+
+
+def leveled(num_envs, level=1.0):
+    params = {**parameters(num_envs), "level": torch.full((num_envs,), level)}
+    params["gravity"].fill_(1)
+    env = FunctionalEnv(NativeLevel(), num_envs, params=params, max_episode_steps=50)
+    return tw.TransformedEnv(env, T.NormalizeReward())
+
+
+def saved(env, tmp_path):
+    torch.save(env.state_dict(), tmp_path / "env.pt")
+    return torch.load(tmp_path / "env.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_shared_level_of_a_curriculum_is_resumed_by_any_number_of_envs(num_envs, tmp_path):
+    env = leveled(2)
+    env.set_wrapper_attr("level", 3.0)
+    resumed = leveled(num_envs)
+    resumed.load_state_dict(saved(env, tmp_path))
+    assert resumed.get_wrapper_attr("level").tolist() == [3] * num_envs
+    resumed.env.reset(seed=0)
+    transition, _ = resumed.env.step(torch.zeros(num_envs, dtype=torch.int64))
+    assert transition["next", "reward"].flatten().tolist() == [3] * num_envs
+
+
+def test_levels_per_env_are_resumed_by_as_many_envs(tmp_path):
+    env = leveled(3)
+    env.get_wrapper_attr("level").copy_(torch.tensor([1.0, 4.0, 2.0]))
+    resumed = leveled(3)
+    resumed.load_state_dict(saved(env, tmp_path))
+    assert resumed.get_wrapper_attr("level").tolist() == [1, 4, 2]
+
+
+def test_levels_per_env_of_another_number_of_envs_are_refused_by_name(tmp_path):
+    env = leveled(3)
+    env.get_wrapper_attr("level").copy_(torch.tensor([1.0, 4.0, 2.0]))
+    env.set_wrapper_attr("gravity", 7.0)
+    state = saved(env, tmp_path)
+    resumed = leveled(2)
+    with pytest.raises(ValueError, match="params_level"):
+        resumed.load_state_dict(state)
+    assert resumed.get_wrapper_attr("gravity").tolist() == [1, 1]
+    resumed.load_state_dict(state, strict=False)
+    assert resumed.get_wrapper_attr("gravity").tolist() == [7, 7]
+    assert resumed.get_wrapper_attr("level").tolist() == [1, 1]
+
+
+def test_failed_load_leaves_the_params_as_they_were():
+    env = leveled(2)
+    state = leveled(2, level=9.0).state_dict()
+    state["unknown"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="unknown"):
+        env.load_state_dict(state)
+    assert env.get_wrapper_attr("level").tolist() == [1, 1]
+
+
+def test_masked_restore_gives_params_back_to_the_masked_envs():
+    env = leveled(2)
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    env.set_wrapper_attr("level", 5.0)
+    env.restore(snapshot, torch.tensor([True, False]))
+    assert env.get_wrapper_attr("level").tolist() == [1, 5]
+
+
+class Promotion(tw.Wrapper):
+    """Raises the level of each env at the end of its episodes."""
+
+    def _reset(self, mask, options=None):
+        level = self.env.unwrapped.params["level"]
+        mask.assign_(level, level + 1)
+        return self.env._reset(mask, options)
+
+
+def test_level_that_a_wrapper_raises_at_the_end_of_an_episode_counts_from_the_next_one():
+    env = Promotion(leveled(2, level=0.0).env)
+    env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([49, 48])
+    seen = [env.step(LEFT)[0]["next", "reward"].flatten().tolist() for _ in range(3)]
+    assert seen == [[1, 1], [2, 1], [2, 2]]

@@ -555,24 +555,34 @@ def test_later_reset_in_eval_mode_without_statistics_warns():
         venv.reset()
 
 
-def moments_of_a_rank(rank, group, is_given):
+def test_agent_that_is_not_given_the_env_knows_it_from_the_first_step():
+    env = to_skrl(normalized(2))
+    other = object()
+    agents = [true_successors(make_idle_agent(env)) for _ in range(2)]
+    agents[1].checkpoint_modules["env"] = other
+    for agent in agents:
+        train(env, agent, 1)
+    assert agents[0].checkpoint_modules["env"] is env
+    assert agents[1].checkpoint_modules["env"] is other
+
+
+def moments_of_a_rank(rank, group, is_module):
     skrl.config.torch._is_distributed = True
     env = normalized(3, first_index=3 * rank)
     venv = to_skrl(env)
     agent = make_agent(PPO, venv, 8, rollouts=8, mini_batches=1, learning_epochs=1)
-    if is_given:
-        true_successors(agent, venv)
-    else:
-        true_successors(agent).checkpoint_modules["env"] = env
+    true_successors(agent)
+    if is_module:
+        agent.checkpoint_modules["env"] = env
     train(venv, agent, 16)
     return moments(env)
 
 
-@pytest.mark.parametrize("is_given", [True, False], ids=["argument", "checkpoint module"])
-def test_two_ranks_share_the_statistics_of_an_env_that_the_agent_knows(is_given):
+@pytest.mark.parametrize("is_module", [True, False], ids=["checkpoint module", "first step"])
+def test_two_ranks_share_the_statistics_of_all_their_envs(is_module):
     processes = Processes(2)
     try:
-        ranks = processes.run(2, moments_of_a_rank, is_given)
+        ranks = processes.run(2, moments_of_a_rank, is_module)
     finally:
         processes.close()
     assert ranks[0] == ranks[1]

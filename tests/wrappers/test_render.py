@@ -179,6 +179,17 @@ def test_record_video_of_gray_frames_at_any_rate_is_complete_without_close(fps, 
     )
 
 
+def test_record_video_keeps_colors(tmp_path):
+    color = torch.tensor([200, 100, 50], dtype=torch.uint8)
+    env = W.RecordVideo(
+        gray(1, render_image=lambda state, pen: (pen, color.expand(32, 48, 3))), tmp_path
+    )
+    push(env, env.reset(seed=0), 1)
+    env.close()
+    frames = frames_of(tmp_path / "rl-video-episode-0.mp4", 30)
+    np.testing.assert_allclose(frames.mean((0, 1, 2)), color, atol=5)
+
+
 @pytest.mark.full
 def test_record_video_is_complete_after_an_exception_ends_the_program(
     tmp_path,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchwrap import policy, spaces
 from torchwrap._compile.graph import OUTSIDE, Graph, Options, Rollout, Settings, captures
 from torchwrap._compile.inputs import Inputs
-from torchwrap._compile.trace import NoGenerators
+from torchwrap._compile.trace import NoGenerators, infer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.collector import Collector, Storage
@@ -92,8 +92,13 @@ def compile(
         if not transformed:
             must = f"target must have transforms to compile, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must))
-        # All of them first, because a refused env stays as it was.
-        compiled = [CompiledTransforms(layer, settings) for layer in transformed]
+        transformed.reverse()
+        compiled: list[CompiledTransforms] = []
+        successor = _host_successor(env.unwrapped)
+        for layer in transformed:
+            if compiled:
+                successor = compiled[-1].successor(successor)
+            compiled.append(CompiledTransforms(layer, settings, successor))
         for layer, transforms in zip(transformed, compiled, strict=True):
             layer._compiled_step = transforms.step  # type: ignore[assignment]
             layer._compiled_reset = transforms.reset
@@ -121,9 +126,12 @@ class CompiledStep:
 
 
 class CompiledTransforms:
-    """Takes the place of a layer's transforms over a simulator on the host."""
+    """Takes the place of a layer's transforms over a simulator on the host.
 
-    def __init__(self, layer: TransformedEnv, settings: Settings) -> None:
+    `below` is like the successors of the layer below.
+    """
+
+    def __init__(self, layer: TransformedEnv, settings: Settings, below: TensorDict) -> None:
         transforms = layer.transforms
         inputs = Inputs(lambda: [transforms])
         self.step = Graph(_without_generators(transforms.step), inputs, settings)
@@ -133,15 +141,37 @@ class CompiledTransforms:
         space = layer.env.single_observation_space
         done = torch.zeros(num_envs, 1, dtype=torch.bool, device=layer.device)
         initial = {"observation": spaces.zeros(space, num_envs, layer.device)}
-        flags = {"terminated": done, "truncated": done.clone(), "reward": done.float()}
-        self.step.prepare(TensorDict({**initial, **flags}, [num_envs]))
+        self.step.prepare(below)
         self._reset.prepare(TensorDict(initial, [num_envs]), done)
+
+    def successor(self, below: TensorDict) -> TensorDict:
+        """Zeros like the successors of this layer."""
+        fake: Any = infer(self.step.function, self.step.inputs, (below,))
+
+        def make(_: spaces.Path, leaf: Tensor) -> Tensor:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+        return spaces.apply(make, fake)  # type: ignore[no-any-return]
 
     def reset(self, td: TensorDict, mask: RowMask) -> Any:
         return self._reset(td, mask.column)
 
     def _reset_rows(self, td: TensorDict, done: Tensor) -> TensorDict:
         return self.transforms.reset(td, RowMask(done))
+
+
+def _host_successor(env: Env) -> TensorDict:
+    """Zeros like the successors of a simulator on the host."""
+    num_envs = env.num_envs
+    done = torch.zeros(num_envs, 1, dtype=torch.bool, device=env.device)
+    values: dict[str, Value] = {"terminated": done, "truncated": done, "reward": done.float()}
+    values["observation"] = spaces.zeros(env.single_observation_space, num_envs, env.device)
+    info: dict[str, Value] = {}
+    for name, space in env.info_spaces.items():
+        info[name] = spaces.zeros(space, num_envs, env.device)
+    if info:
+        values["info"] = TensorDict(info, [num_envs])
+    return TensorDict(values, [num_envs])
 
 
 def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:

@@ -37,7 +37,6 @@ _HOST_READS = {  # names of functions that need values
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),
 }
 _LIBRARIES = ("torch", "tensordict")
-_MODES = (__name__, OperatorMode.__module__)
 
 
 class Trace(NamedTuple):
@@ -158,10 +157,11 @@ class NoGenerators(OperatorMode):
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line outside of PyTorch, tensordict and our modes."""
+    """The innermost line outside of PyTorch, tensordict and the modes."""
+    modes = (__name__, OperatorMode.__module__, act.__module__)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module not in _MODES and module.partition(".")[0] not in _LIBRARIES:
+        if module not in modes and module.partition(".")[0] not in _LIBRARIES:
             path = frame.f_code.co_filename
             code = linecache.getline(path, frame.f_lineno).strip()
             return f"{path}:{frame.f_lineno}: {code}"

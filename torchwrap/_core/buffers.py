@@ -74,7 +74,16 @@ class EnvBuffer:
 
 
 class EpisodeClock(EnvBuffer):
-    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`."""
+    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
+
+    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset.
+
+    >>> from torchwrap import TransformedEnv, testing, transforms
+    >>> class Clock(transforms.Transform):
+    ...     elapsed = EpisodeClock()
+    >>> TransformedEnv(testing.ScriptedEnv(3), Clock()).elapsed_steps
+    tensor([0, 0, 0])
+    """
 
     def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
         super().__init__(shape, torch.int64)
@@ -108,9 +117,9 @@ class BatchedModule(nn.Module):
                     tensor = declaration.allocate(self, num_envs, device)
                     self.register_env_buffer(name, tensor)
 
-    def register_env_buffer(self, name: str, tensor: Tensor) -> None:
+    def register_env_buffer(self, name: str, tensor: Tensor, *, persistent: bool = False) -> None:
         """Registers a buffer `(num_envs, ...)` whose name is known only at run time."""
-        self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer(name, tensor, persistent)
         if name not in self._env_buffer_names:
             self._env_buffer_names += (name,)
 
@@ -159,11 +168,12 @@ class BatchedModule(nn.Module):
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
         saved: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
+        loaded = set(map(id, self.state_dict(keep_vars=True).values()))
         for module in self.modules():
             stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for tensors in stores:
                 for name, tensor in tensors.items():
-                    if tensor is not None and name not in getattr(module, "_env_buffer_names", ()):
+                    if id(tensor) in loaded:
                         saved.append((tensors, name, tensor, tensor.detach().clone()))
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)

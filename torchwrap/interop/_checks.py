@@ -161,20 +161,18 @@ def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
     They are the entries of info with one number per env, nested ones as "a/b", and the numbers that
     a simulator of `from_functions` has put into "episode" or "log" of its info.
     """
-    columns: dict[str, Any] = {}
+    numbers = {}
     if "info" in successor.keys():
-        entries = successor["info"].flatten_keys("/").items()
-        columns = {name: value for name, value in entries if value.numel() == len(value)}
+        for name, value in successor["info"].flatten_keys("/").items():
+            if value.numel() == len(value):
+                numbers[name] = value.flatten().float()
     info = getattr(env.unwrapped, "last_info", None) or {}
     log = info.get("episode", info.get("log"))
     if isinstance(log, dict):
-        entries = log.items()
-        kinds = (Tensor, Number)
-        columns |= {name: value for name, value in entries if isinstance(value, kinds)}
-    numbers = {}
-    for name, value in columns.items():
-        column = torch.as_tensor(value).flatten()
-        numbers[name] = column.to(torch.float32, copy=True)
+        for name, value in log.items():
+            if isinstance(value, Tensor | Number):
+                number = torch.as_tensor(value, dtype=torch.float32)
+                numbers[name] = number.flatten().clone()
     return numbers
 
 

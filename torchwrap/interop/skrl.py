@@ -78,14 +78,15 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
         agent: an skrl agent, alone in its trainer. Its `record_transition` and `update` are
             replaced, once.
         env: becomes `agent.checkpoint_modules["env"]`: the agent saves and loads the transforms'
-            statistics, and merges those of several ranks before each update.
+            statistics, and merges those of several ranks before each update. None takes the env of
+            the first step, too late for `agent.load` before it.
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
         must = "agent must be an skrl agent"
         raise TypeError(refusal("true_successors", must, type(agent).__name__))
     if getattr(record, "func", None) is not _record:
-        agent.record_transition = functools.partial(_record, record)
+        agent.record_transition = functools.partial(_record, agent, record)
         agent.update = functools.partial(_update, agent, agent.update)
     if env is not None:
         agent.checkpoint_modules["env"] = env
@@ -102,6 +103,7 @@ def _update(agent: Agent, update: Callable[..., None], **others: Any) -> None:
 
 
 def _record(
+    agent: Agent,
     record: Callable[..., None],
     *,
     observations: Tensor,
@@ -132,6 +134,8 @@ def _record(
                 "Use one agent for all envs",
             )
         )
+    if isinstance(infos, _Infos):  # else a wrapper has replaced them
+        agent.checkpoint_modules.setdefault("env", infos.env)
     next_states = None
     if states is not None:
         next_states = _usable(infos["final_states"], states, terminated)
@@ -150,6 +154,12 @@ def _record(
 def _usable(final: Tensor, last: Tensor, terminated: Tensor) -> Tensor:
     is_finite = final.isfinite().all(-1, keepdim=True)
     return torch.where(terminated & ~is_finite, last, final)
+
+
+class _Infos(dict[str, Any]):
+    """The infos of a step, which know their env."""
+
+    env: SkrlEnv
 
 
 StepResult: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -194,7 +204,8 @@ class SkrlEnv(Wrapper):
         root = self._flat(td)
         final = self._flat(successor)
         names = ("final_observations", "final_states")
-        infos: dict[str, Any] = dict(successor.get("info", {}).items())
+        infos = _Infos(successor.get("info", {}).items())
+        infos.env = self
         infos |= zip(names, final, strict=False)
         numbers = _checks.logs(self._env, successor)
         episode = {name: value.mean() for name, value in numbers.items()}
