@@ -8,6 +8,8 @@ It shows whether the normalization is sane and whether returns rise. It needs ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,6 +32,7 @@ def plot_statistics(env: tw.Env, td: TensorDictBase | None = None) -> Figure:
     for path, module in env.named_modules():
         names = [name for name in path.split(".") if name not in ("env", "transforms")]
         if isinstance(module, RunningMeanStd):
+            refuse_empty(names, module.mean)
             plots.append((names, plot_moments, module))
         elif isinstance(module, T.RecordEpisodeStatistics):
             plots.append((names, plot_returns, module))
@@ -37,6 +40,7 @@ def plot_statistics(env: tw.Env, td: TensorDictBase | None = None) -> Figure:
         observation = td.select("observation")
         for key, value in observation.items(True, True):
             names = [key] if isinstance(key, str) else key
+            refuse_empty(names, value)
             values = value.double().cpu().reshape(observation.numel(), -1)
             plots.append((names, plot_range, values))
     if not plots:
@@ -48,6 +52,12 @@ def plot_statistics(env: tw.Env, td: TensorDictBase | None = None) -> Figure:
         axes.set(title=".".join(names), xlabel="component")
         plot(axes, values)
     return figure
+
+
+def refuse_empty(names: Sequence[str], values: Tensor) -> None:
+    if values.numel() == 0:
+        fault = f"{'.'.join(names)} must have values, got shape {tuple(values.shape)}"
+        raise ValueError(f"plot_statistics: {fault}.")
 
 
 def plot_moments(axes: Axes, statistics: RunningMeanStd) -> None:

@@ -161,6 +161,8 @@ class Log:
 class Checkpoint:
     """checkpoint.pt holds all that a run needs to continue."""
 
+    CONTENT = ("agent", "optimizer", "processes", "run", "iteration", "curve", "reached", "seconds")
+
     def __init__(
         self,
         args: Any,
@@ -209,6 +211,14 @@ class Checkpoint:
         part.replace(self.path)
         self.log.flush()
 
+    def read(self) -> dict[str, Any]:
+        try:
+            state = torch.load(self.path, weights_only=True)
+            return {name: state[name] for name in self.CONTENT}
+        except Exception as error:  # of many types, by what the file is
+            fault = f"--resume must have a checkpoint that ppo.py wrote, got {self.path}"
+            raise ValueError(f"ppo.py: {fault}. Remove it to start a new run.") from error
+
     def load(self, td: TensorDict, rank: int = 0) -> TensorDict:
         """The root to continue from: the one of the checkpoint, or `td` without a file."""
         if not self.env.can_snapshot:
@@ -216,7 +226,7 @@ class Checkpoint:
             raise ValueError(f"ppo.py: {fault}.")
         if not self.path.exists():
             return td
-        state = torch.load(self.path, weights_only=True)
+        state = self.read()
         others = dict(state["run"].items() - self.run.items())
         if others:
             raise ValueError(f"ppo.py: --resume must have the run's arguments, with {others}.")

@@ -201,7 +201,7 @@ def main(args: Args) -> dict[str, object]:
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    out = args.out or Path("runs") / f"sac-{args.env_id}"
+    out = args.out or Path("runs") / f"sac-{args.env_id.replace('/', '-')}"
     out.mkdir(parents=True, exist_ok=True)
 
     env = make_env(args, args.num_envs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -179,10 +181,14 @@ class Env(BatchedModule):
         )
 
     def _seed(self, seed: int, mask: RowMask) -> None:
-        """Seeds every random stream in the rows of `mask`."""
-        for module in self.modules():
+        """Seeds every random stream in the rows of `mask`, each of a transform by its name."""
+        counts: collections.Counter[str] = collections.Counter()
+        for path, module in self.named_modules():  # inner layers first
             if isinstance(module, Stream):
-                module.seed(seed, mask)
+                name = re.sub(r"^(env\.)+", "", path)  # whatever the number of layers above
+                counts[name] += 1
+                is_named = module.tag > 1
+                module.seed(seed, mask, f"{name} {counts[name]}" if is_named else "")
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: Tensor | None = None

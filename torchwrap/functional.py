@@ -18,7 +18,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.generators import no_foreign_draws
+from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
@@ -81,11 +81,12 @@ class FunctionalEnv(Env):
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
-    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function. Use
-    tensor operators only: `torch.where` instead of `if`; write to no argument. `terminal` and
-    `truncated` get the next state. The tensors of the infos are `("next", "info", name)`, a scalar
-    as `(num_envs, 1)`. Keyword arguments of `initial` are the env's reset options;
-    `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
+    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function: two
+    draws from one key are refused. Use tensor operators only: `torch.where` instead of `if`; write
+    to no argument. `terminal` and `truncated` get the next state. The tensors of the infos are
+    `("next", "info", name)`, a scalar as `(num_envs, 1)`. Keyword arguments of `initial` are the
+    env's reset options; `reset(options={"state": {...}})` gives fields of the state, each
+    `(num_envs, ...)`.
 
     Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that
     sets `broadcasts = True` is called without `torch.vmap`: all tensors then have the leading
@@ -283,7 +284,7 @@ class FunctionalEnv(Env):
         batched = with_keywords
         if not getattr(self.func_env, "broadcasts", False):
             batched = torch.vmap(with_keywords)
-        words = key[:-1]  # all but the tag, an int that all envs share
+        words = key[:5]  # without the ints that all envs share
         result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
@@ -447,17 +448,21 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        with no_foreign_draws(owner, "Draw from its rng, with torchwrap.random", self.device):
-            try:
-                result = self._call(name, key, *arguments)
-                second = self._call(name, key, *arguments)
-                leaves = rows.leaves(result)
-            except Exception as error:
-                raise TypeError(_explained(owner, error)) from error
+        remedy = "Draw from its rng, with torchwrap.random"
+
+        def call() -> tuple[Any, list[Tensor]]:
+            with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
+                try:
+                    result = self._call(name, key, *arguments)
+                    return result, rows.leaves(result)
+                except Exception as error:
+                    raise TypeError(_explained(owner, error)) from error
+
+        result, leaves = call()
+        _, others = call()
         if _versions(rows.leaves(arguments)) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
-        others = rows.leaves(second)
         for leaf, other in zip(leaves, others, strict=False):
             if not torch.allclose(leaf, other, equal_nan=True):
                 fault = "returns different results in two calls with the same arguments"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import zlib
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchwrap._core import generators
 from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, is_host_readable
@@ -47,6 +49,7 @@ class Key(NamedTuple):
         env, episode, draw: global index of the env, number of its episode, and number of the step
             within the episode.
         tag: distinguishes the streams of an env, and the functions that draw in one step.
+        fold: distinguishes the draws of one function.
 
     >>> from torchwrap.random import Stream, uniform
     >>> key = Stream(2, seed=0).key()
@@ -62,6 +65,7 @@ class Key(NamedTuple):
     episode: Tensor
     draw: Tensor
     tag: int = 0
+    fold: int = 0
 
     def fold_in(self, number: int) -> Key:
         """Returns the key of an independent draw in the same step.
@@ -71,13 +75,12 @@ class Key(NamedTuple):
         """
         if not 0 < number < 256:
             raise ValueError(refusal("Key.fold_in", "number must be from 1 to 255", number))
-        fold = number << _ENV_BITS
-        return self._replace(env=self.env + fold)
+        return self._replace(fold=self.fold + number)
 
     def select(self, rows: Tensor) -> Key:
         """Returns the keys of some envs only, by their row indices (int64, `(n,)`)."""
         words: Any = [word.index_select(0, rows) for word in self[:5]]
-        return Key(*words, self.tag)  # type: ignore[call-arg]
+        return Key(*words, self.tag, self.fold)  # type: ignore[call-arg]
 
 
 class Stream(BatchedModule):
@@ -91,8 +94,8 @@ class Stream(BatchedModule):
         num_envs: number of streams.
         first_index: global index of the first env. The shards of a run differ only in this. The
             last index is below 2**24.
-        tag: distinguishes the streams of one env (resets, actions, each transform that draws), 0 to
-            31.
+        tag: distinguishes the streams of one env, 0 to 31: 0 for the env, 1 for `sample_action`,
+            others for transforms.
         device: of the buffers.
         seed: a seed in [0, 2**64). None draws one from the operating system.
 
@@ -130,10 +133,16 @@ class Stream(BatchedModule):
             seed = secrets.randbits(64)
         self.seed(seed, RowMask.full(num_envs, device))
 
-    def seed(self, seed: int, mask: RowMask) -> None:
-        """Sets the rows of `mask` to before the first episode of `seed`, an int in [0, 2**64)."""
+    def seed(self, seed: int, mask: RowMask, name: str = "") -> None:
+        """Sets the rows of `mask` to before the first episode of a seed.
+
+        Args:
+            seed: an int in [0, 2**64).
+            mask: the rows.
+            name: distinguishes streams of one tag, by a checksum in the upper word of the seed.
+        """
         mask.fill_(self.seed_low, seed & WORD)
-        mask.fill_(self.seed_high, seed >> 32)
+        mask.fill_(self.seed_high, (seed >> 32) ^ zlib.crc32(name.encode()))
         mask.fill_(self.episode, -1)
         mask.fill_(self.draw, 0)
 
@@ -242,14 +251,30 @@ def bits(key: Key, count: int) -> Tensor:
 
     The number of words per env is at most 2**26. The first words do not depend on it.
     """
+    if generators.keys_of_thread and not torch.compiler.is_compiling():
+        _note(key)
     words = [word.unsqueeze(-1) for word in key[:5]]
     low, high, env, episode, draw = words
+    if key.fold:
+        env = env + (key.fold << _ENV_BITS)
     first_block = key.tag << _BLOCK_BITS
     num_blocks = (count + 3) // 4
     blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]
+
+
+def _note(key: Key) -> None:
+    """Lets `no_key_twice` know of a draw."""
+    words = key[:5]
+    arrays = as_arrays(*words)
+    if arrays is not None:
+        values: Any = [array.tobytes() for array in arrays]
+    else:
+        # Tensors of inference mode count no writes.
+        values = [(id(word), word.is_inference() or word._version) for word in words]
+    generators.note((*values, key.tag, key.fold), words)
 
 
 def uniform(

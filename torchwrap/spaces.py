@@ -510,8 +510,6 @@ class Signature:
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
-        num_streams: number of random streams in use so far, by the env, `sample_action` and
-            transforms.
         policy_state: the state that a recurrent policy carries from step to step, by name.
         summed_info: where a layer repeats actions, the names of the infos that it sums. None if
             every step is one of the env.
@@ -528,7 +526,6 @@ class Signature:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     max_episode_steps: int | None = None
     first_index: int = 0
-    num_streams: int = 2
     policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
     summed_info: frozenset[str] | None = None
 
@@ -546,12 +543,11 @@ class Signature:
         return dataclasses.replace(self, **changes)
 
     def stream(self) -> tuple[random.Stream, Signature]:
-        """Returns a new random stream for a transform, and a signature that counts it.
+        """Returns a new random stream for a transform, and this signature.
 
-        The stream is independent of the env's other streams.
+        `reset(seed)` seeds it by its name in `state_dict`, so it is independent of other streams.
         """
-        stream = random.Stream(self.num_envs, self.first_index, self.num_streams, self.device)
-        return stream, self.replace(num_streams=self.num_streams + 1)
+        return random.Stream(self.num_envs, self.first_index, tag=2, device=self.device), self
 
 
 # Sampling.

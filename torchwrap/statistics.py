@@ -119,7 +119,8 @@ class RunningMeanStd(BatchedModule):
         mask: Tensor | None,
     ) -> None:
         # Components without a value take their smallest one as their reference, in any order.
-        lowest = torch.where(self._counted(rows, mask), rows, math.inf).amin(0)
+        counted = self._counted(rows, mask)
+        lowest = torch.where(counted, rows, math.inf).amin(0)
         is_first = (self.count == 0) & (lowest < math.inf)
         reference = torch.where(is_first, lowest, self.reference)
         self.reference.copy_(materialize(reference))

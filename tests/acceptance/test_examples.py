@@ -440,6 +440,27 @@ def test_ppo_resume_is_refused(tmp_path, arguments, fault):
         ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True, **arguments))
 
 
+OTHER_FILES = {
+    "empty": b"",
+    "text": b"not a checkpoint",
+    "tensor": torch.zeros(2),
+    "weights": {"weight": torch.zeros(2)},
+    "parts": {"run": {}, "agent": {}},
+    "object": ppo.Args(),
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
+def test_ppo_resume_from_a_file_of_something_else_is_refused_by_its_name(tmp_path, content):
+    path = tmp_path / "checkpoint.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"--resume.*{path}"):
+        ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True))
+
+
 def test_ppo_in_a_process_of_torchrun_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(RuntimeError, match=r"ppo_distributed\.py"):

@@ -59,6 +59,25 @@ def test_components_that_never_change_are_red():
     assert unchanged.get_color() == "red"
 
 
+@pytest.mark.parametrize(
+    ("env", "num_rows", "name"),
+    [
+        pytest.param(ScriptedEnv(2, (0,)), 2, "observation", id="observation of size 0"),
+        pytest.param(ScriptedEnv(2, (3,)), 0, "observation", id="no rows"),
+        pytest.param(
+            tw.TransformedEnv(ScriptedEnv(2, (0,)), T.NormalizeObservation()),
+            None,
+            "NormalizeObservation.statistics",
+            id="statistics of size 0",
+        ),
+    ],
+)
+def test_plot_of_no_values_is_refused_by_its_name(env, num_rows, name):
+    td = None if num_rows is None else env.reset()[:num_rows]
+    with pytest.raises(ValueError, match=name):
+        plot_statistics(env, td)
+
+
 def test_env_without_statistics_is_refused():
     with pytest.raises(ValueError, match="td"):
         plot_statistics(ScriptedEnv(2))

@@ -116,20 +116,19 @@ def test_transform_action_maps_discrete_to_continuous_actions():
 
 
 class Recording(T.StickyAction):
-    """Keeps the numbers that it draws."""
+    """Keeps the key of its last draws."""
 
     def action(self, action):
         key = self.stream.key()
-        duration = random.integers(
-            key.fold_in(1),
-            self.shortest,
-            self.longest + 1,
-        )
-        self.drawn = torch.stack(
-            [random.uniform(key), duration],
-            1,
-        )
+        words = [word.clone() for word in key[:5]]
+        self.key = key._replace(**dict(zip(key._fields[:5], words, strict=True)))
         return super().action(action)
+
+    @property
+    def drawn(self):
+        """The numbers of the last step."""
+        duration = random.integers(self.key.fold_in(1), self.shortest, self.longest + 1)
+        return torch.stack([random.uniform(self.key), duration], 1)
 
 
 class Replayed:

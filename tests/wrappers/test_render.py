@@ -136,7 +136,7 @@ def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(
     push(env, env.reset(seed=2), 12)
     env.close()
     (path,) = (tmp_path / "deep" / "er").iterdir()
-    assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 800, 1200, 3)
+    assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 802, 1202, 3)
 
 
 def gray(num_envs, **changes):
@@ -172,11 +172,10 @@ def test_record_video_of_gray_frames_at_any_rate_is_complete_without_close(fps, 
     push(env, env.reset(seed=0), 3)
     del env
     frames = frames_of(tmp_path / "rl-video-episode-0.mp4", fps or 30)
-    np.testing.assert_allclose(
-        frames,
-        np.broadcast_to(20 * np.arange(4)[:, None, None, None], (4, 32, 96, 3)),
-        atol=3,
-    )
+    assert frames.shape == (4, 32, 48 + 2 + 48, 3)
+    tiles = np.stack([frames[:, :, :40], frames[:, :, 58:]])  # the codec blurs the line
+    light = np.broadcast_to(20 * np.arange(4)[:, None, None, None], tiles.shape)
+    np.testing.assert_allclose(tiles, light, atol=3)
 
 
 def test_record_video_keeps_colors(tmp_path):
@@ -195,7 +194,7 @@ def test_record_video_is_complete_after_an_exception_ends_the_program(
     tmp_path,
 ):
     record = f"env = test_render.W.RecordVideo(test_render.gray(1), {str(tmp_path)!r})"
-    code = f"import test_render\n{record}\nenv.reset()\n1 / 0"
+    code = f"import test_render\n{record}\ntest_render.push(env, env.reset())\n1 / 0"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -204,12 +203,27 @@ def test_record_video_is_complete_after_an_exception_ends_the_program(
         text=True,
     )
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
-    assert frames_of(tmp_path / "rl-video-episode-0.mp4", 30).shape == (
-        1,
-        32,
-        48,
-        3,
-    )
+    video = frames_of(tmp_path / "rl-video-episode-0.mp4", 30)
+    assert video.shape == (2, 32, 48, 3)
+
+
+def test_record_video_with_evaluate_leaves_a_file_for_each_episode_that_was_played(tmp_path):
+    env = W.RecordVideo(make(1), tmp_path, episode_trigger=lambda episode: True)
+    tw.evaluate(env, lambda td: torch.zeros(1, dtype=torch.int64), 1, seed=0)
+    env.close()
+    (path,) = tmp_path.iterdir()
+    assert path.name == "rl-video-episode-0.mp4"
+    assert len(frames_of(path)) == 1 + 5
+
+
+@pytest.mark.parametrize(("length", "names"), [(0, []), (1, ["rl-video-episode-0.mp4"])])
+def test_record_video_of_an_episode_without_a_step_has_a_file_if_its_length_is_given(
+    tmp_path, length, names
+):
+    env = W.RecordVideo(make(1), tmp_path, video_length=length)
+    env.reset()
+    env.close()
+    assert [path.name for path in tmp_path.iterdir()] == names
 
 
 def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(
@@ -227,14 +241,17 @@ def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(
 
 @pytest.mark.parametrize(
     "number, shape",
-    [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (5, (4, 9)), (9, (6, 9))],
+    [(1, (1, 1)), (2, (1, 2)), (3, (2, 2)), (5, (2, 3)), (9, (3, 3))],
 )
-def test_tiled_frames_are_in_row_major_order(number, shape):
+def test_tiled_frames_are_in_row_major_order_between_gray_lines_of_two_pixels(number, shape):
     picture = tiled([np.full((2, 3, 3), index + 1, np.uint8) for index in range(number)])
-    assert picture.shape == (*shape, 3)
-    tiles = picture[::2, ::3, 0].flatten().tolist()
-    assert tiles[:number] == [*range(1, number + 1)]
-    assert not any(tiles[number:])
+    rows, columns = shape
+    expected = np.full((4 * rows - 2, 5 * columns - 2, 3), 128)
+    for index in range(rows * columns):
+        row, column = divmod(index, columns)
+        color = index + 1 if index < number else 0
+        expected[4 * row : 4 * row + 2, 5 * column : 5 * column + 3] = color
+    np.testing.assert_array_equal(picture, expected)
 
 
 def test_window_is_that_of_gymnasiums_env(monkeypatch):
@@ -259,6 +276,11 @@ def same_step():
     return tw.from_gymnasium(OtherVectorEnv(makers, autoreset_mode="SameStep"))
 
 
+def spec_of_video(name_prefix):
+    spec = W.RecordVideo(RENDERED, "x").spec.to_json()
+    return gymnasium.envs.registration.EnvSpec.from_json(spec.replace("rl-video", name_prefix))
+
+
 NATIVE = tw.make("CartPole-v1")
 RENDERED = make()
 DISCRETE = ScriptedEnv(1, observation_space=gymnasium.spaces.Discrete(2))
@@ -271,6 +293,10 @@ INVALID = {
     "video_folder": lambda: W.RecordVideo(RENDERED, 3),
     "episode_trigger": lambda: W.RecordVideo(RENDERED, "x", 7),
     "video_length": lambda: W.RecordVideo(RENDERED, "x", video_length=-1),
+    "name_prefix .*7": lambda: W.RecordVideo(RENDERED, "x", name_prefix=7),
+    "name_prefix .*'../../x'": lambda: W.RecordVideo(RENDERED, "x", name_prefix="../../x"),
+    "name_prefix .*'/x'": lambda: W.RecordVideo(RENDERED, "x", name_prefix="/x"),
+    "name_prefix .*'a/b'": lambda: tw.make(spec_of_video("a/b")),
     "fps": lambda: W.RecordVideo(RENDERED, "x", fps=0),
     "index in envs": lambda: W.RecordVideo(RENDERED, "x", envs=[2]),
     "envs .*index": lambda: W.RecordVideo(RENDERED, "x", envs=[]),
@@ -315,7 +341,7 @@ def test_video_of_observations_shows_the_latest_frame_of_each_stack(tmp_path, sh
     successor, _ = step(env, env.reset(seed=0))
     env.close()
     (frame,) = frames_of(tmp_path / "rl-video-step-0.mp4", fps=30)
-    for row, picture in enumerate((frame[:, :16], frame[:, 16:])):
+    for row, picture in enumerate((frame[:, :16], frame[:, 18:])):
         shown = successor["observation"][row].double().mean()
         assert picture.shape == (32, 16, 3)
         assert picture.mean() == pytest.approx(200 if is_stack else shown, abs=4)

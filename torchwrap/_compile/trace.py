@@ -101,7 +101,8 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
+    # Copies, because a tensor that is given twice would be one input of the graph.
+    leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []

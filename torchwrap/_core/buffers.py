@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.generators import no_foreign_draws
+from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
 
 
@@ -147,7 +147,8 @@ class BatchedModule(nn.Module):
             may_draw = is_traced or getattr(self, "host_stepped", False)
             device = None if may_draw else tensor.device
             remedy = "Draw with torchwrap.random, from a stream"
-            with no_foreign_draws(self._hook_name(hook), remedy, device):
+            owner = self._hook_name(hook)
+            with no_foreign_draws(owner, remedy, device), no_key_twice(owner):
                 result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:

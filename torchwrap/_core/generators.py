@@ -1,4 +1,4 @@
-"""Detects draws from global random generators, which no seed of an env reaches."""
+"""Detects draws that no seed of an env reaches, and draws that are not independent."""
 
 from __future__ import annotations
 
@@ -83,6 +83,34 @@ class _RefuseDraws(OperatorMode):
             self.drawn.append(_OF_PYTORCH)
             raise TypeError(name)
         return func(*args, **kwargs)
+
+
+keys_of_thread: dict[int, list[tuple[Any, ...]]] = {}
+"""The keys of draws in threads that run a block of `no_key_twice`, with their tensors."""
+
+
+def note(key: tuple[Any, ...], words: tuple[Any, ...]) -> None:
+    """Notes the key of a draw. Its words stay alive, so that their ids are not used again."""
+    keys = keys_of_thread.get(threading.get_ident(), [])
+    keys.append((key, words))
+
+
+@contextlib.contextmanager
+def no_key_twice(owner: str) -> Iterator[None]:
+    """Raises a TypeError if two draws of the block have the same key, and so are correlated."""
+    thread = threading.get_ident()
+    outer = keys_of_thread.get(thread)
+    found = keys_of_thread[thread] = []
+    try:
+        yield
+    finally:
+        del keys_of_thread[thread]
+        if outer is not None:
+            outer += found
+            keys_of_thread[thread] = outer
+    if len({key for key, _ in found}) < len(found):
+        remedy = "Draw again from `key.fold_in(1)`, `key.fold_in(2)`, ..., which are independent"
+        raise TypeError(refusal(owner, "must not draw twice from one key", remedy=remedy))
 
 
 def _content(state: Any) -> list[Any]:

@@ -45,9 +45,7 @@ class _Groups(Transform):
             signature = signature.replace(single_observation_space=below[name])
             above = part.setup(signature)
             spaces[name] = above.single_observation_space
-            signature = signature.replace(
-                single_observation_space=spaces[name], num_streams=above.num_streams
-            )
+            signature = signature.replace(single_observation_space=spaces[name])
             if above != signature or any(map(_is_foreign, part.flat())):
                 must = "groups must have transforms of observations only"
                 remedy = "Put transforms of actions, rewards, episode ends and policies beside it"

@@ -79,7 +79,7 @@ class AddNoise(ObservationTransform):
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> noise = AddNoise([0.0, 0.1], "uniform")
     >>> TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), noise).reset(seed=0)["observation"]
-    tensor([[ 0.0000, 10.0841]])
+    tensor([[ 0.0000, 10.0799]])
     """
 
     factors: Tensor

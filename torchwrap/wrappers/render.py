@@ -110,9 +110,9 @@ class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
     A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger,
-    Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes
-    the last file, and so does the end of the program. It needs imageio with ffmpeg:
-    `pip install "torchwrap[render]"`.
+    Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. An episode in which no
+    step was taken leaves no file. `close()` completes the last file, and so does the end of the
+    program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
@@ -121,7 +121,7 @@ class RecordVideo(RenderWrapper):
             the given number, from 0.
         video_length: number of frames. 0 records whole episodes.
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and
-            `{name_prefix}-step-{number}.mp4`.
+            `{name_prefix}-step-{number}.mp4`. It holds no folder.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
         from_observation: whether to record observations that are images, or the latest one of a
@@ -130,7 +130,8 @@ class RecordVideo(RenderWrapper):
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     env = RecordVideo(tw.make("CartPole-v1", 2, render_mode="rgb_array"), folder)
-    ...     _, _ = env.reset(), env.close()
+    ...     _, _ = env.reset(), env.step(env.sample_action())
+    ...     env.close()
     ...     [path.name for path in Path(folder).iterdir()]
     ['rl-video-episode-0.mp4']
     """
@@ -155,6 +156,9 @@ class RecordVideo(RenderWrapper):
         for name, text in (("video_folder", video_folder), ("name_prefix", name_prefix)):
             if not isinstance(text, str | Path):
                 raise TypeError(refusal(owner, f"{name} must be a string", repr(text)))
+        if Path(name_prefix).name != str(name_prefix):
+            must = "name_prefix must be the beginning of a file's name"
+            raise ValueError(refusal(owner, must, repr(name_prefix), "Give the folder before it"))
         if not len(envs):
             raise ValueError(refusal(owner, "envs must hold at least one index", repr(envs)))
         for row in envs:
@@ -168,7 +172,9 @@ class RecordVideo(RenderWrapper):
         self.name_prefix = str(name_prefix)
         import imageio.v2  # noqa: F401  # fails here, and not in the middle of a run
 
+        self._path: Path | None = None
         self._writer: Any = None
+        self._frames: list[NDArray[np.uint8]] = []  # that wait for the first step of an episode
         self._num_frames = 0
         self._step_id = -1
         self._episode_id = -1
@@ -182,6 +188,7 @@ class RecordVideo(RenderWrapper):
         if self.step_trigger is not None and self.step_trigger(self._step_id):
             self._start_video(f"step-{self._step_id}")
         self._capture_frame(successor)
+        self._write_frames()
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -196,14 +203,18 @@ class RecordVideo(RenderWrapper):
             if trigger is not None and trigger(self._episode_id):
                 self._start_video(f"episode-{self._episode_id}")
             self._capture_frame(td)
+            if self.video_length:
+                self._write_frames()
         return td
 
     def _start_video(self, name: str) -> None:
-        import imageio.v2
-
         self._close_video()
         self._num_frames = 0
-        path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
+        self._path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
+
+    def _open_file(self, path: Path) -> None:
+        import imageio.v2
+
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under a temporary name until it is closed, so that a named file is always complete.
         temporary: Any = path.with_name(f".{path.name}")
@@ -224,19 +235,30 @@ class RecordVideo(RenderWrapper):
         return tiled(list(map(_to_rgb, frames)))
 
     def _capture_frame(self, td: TensorDict) -> None:
-        if self._writer is None:
+        if self._path is None:
             return
         frame = self._picture(td)
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
         odd = (height % 2, width % 2, 0)
         padding = [(0, number) for number in odd]
-        self._writer.append_data(np.pad(frame, padding))
-        self._num_frames += 1
+        self._frames.append(np.pad(frame, padding))
+
+    def _write_frames(self) -> None:
+        if self._path is None:
+            return
+        if self._writer is None:
+            self._open_file(self._path)
+        for frame in self._frames:
+            self._writer.append_data(frame)
+        self._num_frames += len(self._frames)
+        self._frames.clear()
         if self._num_frames == self.video_length:
             self._close_video()
 
     def _close_video(self) -> None:
+        self._path = None
+        self._frames.clear()
         if self._writer is not None:
             self._writer = None
             self._complete()
@@ -275,16 +297,19 @@ def _to_rgb(frame: NDArray[Any]) -> NDArray[np.uint8]:
 def tiled(frames: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Frames `(height, width, 3)` of one size as tiles of one picture, nearly square.
 
-    Empty tiles are black.
+    Gray lines of two pixels separate the tiles. Empty tiles are black.
     """
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)
     num_empty = rows * columns - len(frames)
-    padded = [*frames, *[np.zeros_like(frames[0])] * num_empty]
+    line = ((0, 2), (0, 2), (0, 0))
+    tiles = []
+    for frame in [*frames, *[np.zeros_like(frames[0])] * num_empty]:
+        tiles.append(np.pad(frame, line, constant_values=128))
     lines = []
     for row in range(rows):
-        lines.append(np.concatenate(padded[row * columns :][:columns], 1))
-    return np.concatenate(lines)
+        lines.append(np.concatenate(tiles[row * columns :][:columns], 1))
+    return np.concatenate(lines)[:-2, :-2]
 
 
 def capped_cubic(episode: int) -> bool:
