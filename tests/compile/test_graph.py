@@ -70,7 +70,8 @@ def test_argument_of_another_dtype_takes_another_graph():
 
 
 def test_tensor_that_is_given_twice_is_two_arguments():
-    inputs = Inputs(lambda: [Counter()])
+    module = Counter()
+    inputs = Inputs(lambda: [module])
     graph = Graph(lambda first, second: first - 2 * second, inputs, Settings("eager", {}))
     ones = torch.ones(3)
     assert graph(ones, ones).tolist() == [-1] * 3
