@@ -164,7 +164,8 @@ def _host_successor(env: Env) -> TensorDict:
     """Zeros like the successors of a simulator on the host."""
     num_envs = env.num_envs
     done = torch.zeros(num_envs, 1, dtype=torch.bool, device=env.device)
-    values: dict[str, Value] = {"terminated": done, "truncated": done, "reward": done.float()}
+    values: dict[str, Value] = {"terminated": done, "truncated": done}
+    values["reward"] = done.float()
     values["observation"] = spaces.zeros(env.single_observation_space, num_envs, env.device)
     info: dict[str, Value] = {}
     for name, space in env.info_spaces.items():

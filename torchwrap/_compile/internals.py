@@ -40,7 +40,8 @@ def layout_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 def is_lazy(tensor: Tensor) -> bool:
     """True if memory holds other values, because an operation has been put off."""
-    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()  # type: ignore[no-any-return]
+    is_zero: bool = tensor._is_zerotensor()
+    return is_zero or tensor.is_neg() or tensor.is_conj()
 
 
 def resolved(tensor: Tensor) -> Tensor:
