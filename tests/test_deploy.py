@@ -476,6 +476,10 @@ def in_a_decorated_function(net):
     return act
 
 
+def in_a_compiled_function(net):
+    return torch.compile(lambda td: net(td["observation"]), backend="eager")
+
+
 def in_another_function(net):
     def features(observation, scale=2):
         return net(observation) * scale
@@ -507,6 +511,7 @@ HOLDERS = {
     "partial": in_a_partial,
     "defaults": in_defaults,
     "decorated": in_a_decorated_function,
+    "compiled": in_a_compiled_function,
     "other function": in_another_function,
     "generator": in_a_generator,
     "object": in_an_object,

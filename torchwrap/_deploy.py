@@ -98,7 +98,10 @@ def deploy(
     """
     if not isinstance(env, Env):
         raise TypeError(refusal("deploy", "env must be an Env", type(env).__name__))
-    _check_policy(policy)
+    parts = [part for module in modules_of(policy) for part in module.modules()]
+    if not callable(policy) or any(isinstance(part, Env) for part in parts):
+        must = "policy must be callable, without an Env"
+        raise TypeError(refusal("deploy", must, repr(policy)))
     if isinstance(without, str | type):
         raise TypeError(refusal("deploy", "without must be a list", repr(without)))
     if observations is not None:
@@ -107,13 +110,6 @@ def deploy(
             must = f"observations must be a list of entries of a Dict observation, among {keys}"
             raise ValueError(refusal("deploy", must, repr(observations)))
     return DeployedPolicy(env, policy, observations, without)
-
-
-def _check_policy(policy: Any) -> None:
-    parts = [part for module in modules_of(policy) for part in module.modules()]
-    if not callable(policy) or any(isinstance(part, Env) for part in parts):
-        must = "policy must be callable, without an Env"
-        raise TypeError(refusal("deploy", must, repr(policy)))
 
 
 class DeployedPolicy(nn.Module):
@@ -457,8 +453,12 @@ def _copied(value: Any, copies: Copies) -> Any:
     `copies` has earlier ones by the id of the original, as `copy.deepcopy` keeps them, and those of
     functions by the function.
     """
-    if isinstance(value, FunctionType) and not value.__module__.startswith("torch."):
-        return copies.get(value) or _Function(value, copies)
+    if isinstance(value, FunctionType):
+        original = getattr(value, "__wrapped__", None)
+        if original and str(value.__globals__.get("__name__")).startswith("torch._"):
+            return _copied(original, copies)  # which `torch.compile` has compiled
+        if not str(value.__module__).startswith("torch."):
+            return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
         # A plain object may hold what cannot be copied, and what a policy does not need.

@@ -19,7 +19,7 @@ from torchwrap import policy, spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule, EpisodeClock
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask, leaves, tensordict
 from torchwrap.policy import State
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
@@ -35,6 +35,12 @@ Step = Callable[[Value, State], tuple[TensorDict, Root]]
 """Takes an action and the policy's state. Returns the successor and the next root."""
 
 NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
+
+
+def old_time(owner: str, hidden_by: str) -> str:
+    """The message for `elapsed_steps` that a root could not show."""
+    fault = f"elapsed_steps cannot be assigned, because {hidden_by} keeps the old time in the root"
+    return refusal(owner, fault, remedy=f"Put {hidden_by} below the layer that shows the time")
 
 
 class CompiledStep(Protocol):
@@ -459,11 +465,14 @@ class Env(BatchedModule):
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
             for name, buffer in self._state_buffers(per_env=True).items():
-                value = state_dict.get(name, buffer)
+                value = state_dict.get(name)
+                if not isinstance(value, Tensor) or value.dim() != buffer.dim():
+                    continue
                 if len(value) == len(buffer):
                     continue
                 if (value == value[:1]).all():
-                    state_dict[name] = value[:1].expand(len(buffer), *value.shape[1:]).clone()
+                    shape = (len(buffer), *value.shape[1:])
+                    state_dict[name] = value[:1].expand(shape).clone()
                 elif strict:
                     must = f"{name} must have {len(buffer)} rows, because they differ"
                     remedy = "With strict=False it stays as it is"
@@ -477,8 +486,9 @@ class Env(BatchedModule):
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
         Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
-        that episodes can be truncated at different times from the start. A RuntimeError says that
-        no layer has a clock, because a simulator counts the steps.
+        that episodes can be truncated at different times from the start. The root's observation
+        then shows the new time; a RuntimeError says that it cannot, because another layer is above
+        the layer that shows it, or that no layer has a clock, because a simulator counts the steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -510,11 +520,26 @@ class Env(BatchedModule):
                     validation.described(steps),
                 )
             )
-        if bool((steps < 0).any()):
+        limit = self.signature.max_episode_steps or 2**63 - 1
+        lowest, highest = steps.aminmax()
+        if lowest < 0 or highest >= limit:
+            got = f"values from {lowest} to {highest}"
             raise ValueError(
-                refusal(self._name(), "elapsed_steps must be at least 0", int(steps.min()))
+                refusal(self._name(), f"elapsed_steps must be in [0, {limit - 1}]", got)
             )
-        self._write_clock(steps.to(self.device))
+        steps = steps.to(self.device)
+        root = self._status.root
+        if root is not None:
+            root["observation"] = self._retimed(root["observation"], steps, "")
+        self._write_clock(steps)
+
+    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
+        """The root's observation at other elapsed steps.
+
+        `hidden_by` names a layer above that changes observations. A RuntimeError says that this
+        layer shows the time below it.
+        """
+        return observation
 
     def _clocks(self) -> list[Tensor]:
         """The tensors in which this layer counts the steps."""
@@ -804,8 +829,9 @@ class Env(BatchedModule):
         """Returns a snapshot as a TensorDict. Raises unless its env was like this one."""
         owner = f"{self._name()}.restore"
         try:
+            leaves(snapshot)  # TensorDict would make tensors of lists, which may be very large
             given = TensorDict(dict(snapshot), [])
-        except (TypeError, ValueError, RuntimeError):
+        except (AttributeError, TypeError, ValueError, RuntimeError):
             raise TypeError(
                 refusal(owner, "snapshot must be the result of snapshot()", type(snapshot).__name__)
             ) from None

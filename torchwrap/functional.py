@@ -20,7 +20,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
-from torchwrap.env import Env, Options
+from torchwrap.env import Env, Options, old_time
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
 
@@ -336,6 +336,17 @@ class FunctionalEnv(Env):
         next_state, successor = self._next(current, action.clone(), key)
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, next_state
+
+    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
+        key = self.stream.key()
+        before = self._call("observation", key, self.state)
+        after = self._call("observation", key._replace(draw=steps), self.state)
+        pairs = zip(rows.leaves(before), rows.leaves(after), strict=True)
+        if all(torch.equal(old, new) for old, new in pairs):
+            return observation
+        if hidden_by:
+            raise RuntimeError(old_time(self._name(), hidden_by))
+        return after  # type: ignore[no-any-return]
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]

@@ -251,8 +251,6 @@ def bits(key: Key, count: int) -> Tensor:
 
     The number of words per env is at most 2**26. The first words do not depend on it.
     """
-    if generators.keys_of_thread and not torch.compiler.is_compiling():
-        _note(key)
     words = [word.unsqueeze(-1) for word in key[:5]]
     low, high, env, episode, draw = words
     if key.fold:
@@ -260,17 +258,19 @@ def bits(key: Key, count: int) -> Tensor:
     first_block = key.tag << _BLOCK_BITS
     num_blocks = (count + 3) // 4
     blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
+    if generators.keys_of_thread and not torch.compiler.is_compiling():
+        _note(key, blocks)
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]
 
 
-def _note(key: Key) -> None:
+def _note(key: Key, blocks: Tensor) -> None:
     """Lets `no_key_twice` know of a draw."""
     words = key[:5]
-    arrays = as_arrays(*words)
+    arrays = as_arrays(blocks, *words)  # only the blocks tell of a trace under `torch.vmap`
     if arrays is not None:
-        values: Any = [array.tobytes() for array in arrays]
+        values: Any = [array.tobytes() for array in arrays[1:]]
     else:
         # Tensors of inference mode count no writes.
         values = [(id(word), word.is_inference() or word._version) for word in words]

@@ -272,10 +272,9 @@ def _make_gymnasium(
     else:
         timeout = answer_time("make", worker_timeout)
         worker = functools.partial(WorkerEnv, make_one, tuple(info_keys), os.getpid(), timeout)
-        workers = [functools.partial(worker, row) for row in range(num_envs)]
         before = set(multiprocessing.active_children())
         try:
-            vector_env = AsyncVectorEnv(workers, **options)
+            vector_env = AsyncVectorEnv([worker] * num_envs, **options)
         except (EOFError, ConnectionError) as error:
             for process in set(multiprocessing.active_children()) - before:
                 process.kill()

@@ -240,9 +240,12 @@ class RunningMeanStd(BatchedModule):
         errors = args[-1]
         saved = [prefix + name for name in self.state_dict() if prefix + name in state_dict]
         for name in saved:
-            value = torch.as_tensor(state_dict[name])
+            value = state_dict[name]
             least = 0 if name.endswith(("squares", "count")) else -math.inf
-            if not ((value >= least) & value.isfinite()).all():
+            if not isinstance(value, Tensor):
+                continue
+            fits = (value >= least) & value.isfinite()
+            if not fits.all():
                 must = f"{name} must be finite, and at least 0 for squares and count"
                 errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
                 return

@@ -17,7 +17,7 @@ from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import registration, spaces
+from torchwrap import random, registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
@@ -185,6 +185,19 @@ class _Leaf(nn.Module):
         return value.to(self.dtype)
 
 
+class _RandomSteps(Transform):
+    """Replaces observations and rewards of steps by random ones, so that conditions vary."""
+
+    def setup(self, signature: spaces.Signature) -> spaces.Signature:
+        self.stream, signature = signature.stream()
+        self.sampler = spaces.Sampler(signature.single_observation_space, signature.device)
+        return signature
+
+    def step(self, td: TensorDict) -> TensorDict:
+        td.set("reward", random.normal(self.stream.key(), shape=(1,)))
+        return td.set("observation", self.sampler(self.stream))
+
+
 MakeEnv: TypeAlias = Callable[..., Env]  # from `num_envs` and `first_index`
 Check: TypeAlias = Callable[[Any], None]
 Steps: TypeAlias = Iterable[tuple[TensorDict, TensorDict]]  # results of `env.step`
@@ -231,6 +244,8 @@ def check_transform(
 ) -> None:
     """Checks that a transform keeps the contract of `Transform`, and an env with it that of `Env`.
 
+    The checks run over the env, and again with random observations and rewards instead of its own.
+
     Python values are constants of a compiled graph. A value that changes between two calls, such as
     an attribute that a training loop anneals, is not found: hold it in a buffer.
 
@@ -254,6 +269,7 @@ def check_transform(
     # The checks that name the fault of a transform most precisely come before the checks of an env.
     first = (_check_step_results, _check_action, _check_masked_reset, _check_eval)
     _run_checks((*first, *_ENV_CHECKS[1:], _check_state_dict), make_env, make)
+    _run_checks(_ENV_CHECKS[:-2], make_env, make, _RandomSteps)
 
 
 # Checks. Each takes `make(num_envs=..., first_index=...)`.
@@ -484,11 +500,14 @@ def _run_checks(
     checks: Iterable[Check],
     make: MakeEnv,
     transform: Callable[[], Transform] | None = None,
+    below: Callable[[], Transform] | None = None,
 ) -> None:
-    """Runs checks with an env, and a transform on it if there is one."""
+    """Runs checks with an env, and a transform on it if there is one, with another one below."""
     if not _takes_first_index(make):
         checks = [check for check in checks if check is not _check_sharding]
         make = functools.partial(_make_of_number, make)
+    if below is not None:
+        make = functools.partial(_make_transformed, make, below)
     whole = make if transform is None else functools.partial(_make_transformed, make, transform)
     for check in checks:
         try:
@@ -500,7 +519,7 @@ def _run_checks(
             faults = [_innermost_fault(cause, stacks) for cause in causes]
             outermost, _ = stacks[-1]
             fault = faults[0] or faults[-1] or f"{outermost}: {error}"
-            raise AssertionError(fault) from error
+            raise AssertionError(fault) from None  # the library's frames say nothing of the layer
 
 
 def _takes_first_index(make: MakeEnv) -> bool:

@@ -534,6 +534,13 @@ def test_params_are_read_and_written_back_with_one_row_per_env():
     assert env.params["level"].tolist() == [0, 1, 2]
 
 
+def test_method_takes_every_keyword():
+    env = ScriptedEnv(2, (1,))
+    env.describe = lambda env, name: (env, name)
+    result = to_sb3(env).env_method("describe", env=1, name=2)
+    assert result == [(1, 2)] * 2
+
+
 class SometimesJudged(gymnasium.Wrapper):
     """Tells whether an episode was a success only where a pole has fallen."""
 

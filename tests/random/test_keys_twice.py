@@ -115,7 +115,7 @@ def test_hook_that_draws_twice_from_a_key_is_refused_by_compile():
 def test_two_hooks_of_a_step_that_draw_from_one_key_are_refused():
     env = tw.TransformedEnv(ScriptedEnv(3), DrawsInTwoHooks(folded))
     env.reset(seed=0)
-    with pytest.raises(TypeError, match="key.*fold_in"):
+    with pytest.raises(TypeError, match=r"key.*fold_in"):
         env.step(env.sample_action())
 
 

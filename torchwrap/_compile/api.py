@@ -164,10 +164,9 @@ def _host_successor(env: Env) -> TensorDict:
     """Zeros like the successors of a simulator on the host."""
     num_envs = env.num_envs
     done = torch.zeros(num_envs, 1, dtype=torch.bool, device=env.device)
-    values: dict[str, Value] = {"terminated": done, "truncated": done}
-    values["reward"] = done.float()
+    values: Any = {"terminated": done, "truncated": done.clone(), "reward": done.float()}
     values["observation"] = spaces.zeros(env.single_observation_space, num_envs, env.device)
-    info: dict[str, Value] = {}
+    info: Any = {}
     for name, space in env.info_spaces.items():
         info[name] = spaces.zeros(space, num_envs, env.device)
     if info:

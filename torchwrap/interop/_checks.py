@@ -128,6 +128,7 @@ def is_shared(env: Env, name: str) -> bool:
 def call(
     env: Env,
     name: str,
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, ...]:

@@ -156,10 +156,6 @@ class Engine:
         values: tuple[Any, ...] = self.call(self.getter, name)
         return values
 
-    def set_attributes(self, name: str, values: list[Any]) -> None:
-        """Sets the attribute of each env."""
-        self.vector_env.unwrapped.set_attr(name, values)
-
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
         return self.vector_env.unwrapped.call(command, *args, **kwargs)
@@ -283,11 +279,11 @@ class Sync(Engine):
             done = np.logical_or(terminated, truncated)
             self._observations = list(observations)
             self._observation = concatenate(self._space, observations, self._observation)
+            batch = self._batch_infos(infos) if self.info_names else {}
         except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
         self._finished = done.ravel().tolist()  # An env may return its flags as arrays (1,).
-        batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
     def reset(
@@ -308,10 +304,10 @@ class Sync(Engine):
             for row in indices:
                 self._observations[row], infos[row] = self._results[row]
             self._observation = concatenate(self._space, self._observations, self._observation)
+            batch = self._batch_infos(infos) if self.info_names else {}
         except Exception:
             self._check_results("reset", rows)
             raise
-        batch = self._batch_infos(infos) if self.info_names else {}
         return self._observation, [(batch, rows)]
 
     def _batch_infos(self, infos: Sequence[Info]) -> Info:

@@ -67,10 +67,6 @@ class Async(Engine):
 
     call = _call
 
-    def set_attributes(self, name: str, values: list[Any]) -> None:
-        # Gymnasium's `set_attr` has no timeout.
-        self.call("torchwrap_set", name, values)
-
     def _fault_of(self, command: str, error: Exception) -> str:
         """Names the env whose worker has ended or does not answer; empty if all workers go on."""
         remedy = NEW_ENV
@@ -137,7 +133,6 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         info_names: Collection[str],
         parent: int,
         timeout: float | None,
-        row: int,
     ) -> None:
         has_timer = os.getpid() != parent and hasattr(signal, "setitimer")  # Windows lacks it
         if has_timer:
@@ -150,7 +145,6 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._info_names = info_names
-        self._row = row
 
     def step(self, action: Any) -> Any:
         return self._checked("step", self.env.step(action))
@@ -162,10 +156,6 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """An attribute of the env; `callable` in place of a method, which cannot be sent."""
         value = self.env.get_wrapper_attr(name)
         return callable if callable(value) else value
-
-    def torchwrap_set(self, name: str, values: list[Any]) -> None:
-        """Sets an attribute of the env to its value in a list for all envs."""
-        self.env.set_wrapper_attr(name, values[self._row])
 
     def _checked(self, call: str, result: Any) -> Any:
         check_result(type(self.unwrapped).__name__, call, self.observation_space, result)

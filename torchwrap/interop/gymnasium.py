@@ -258,11 +258,10 @@ class GymnasiumEnv(SimulatorEnv):
             return super()._set_in_simulator(name, value)  # raises
         if self._engine.attributes(name) is None:
             return False
-        values = [*value] if isinstance(value, list | tuple) else [value] * self.num_envs
-        if len(values) != self.num_envs:
+        if isinstance(value, list | tuple) and len(value) != self.num_envs:
             must = f"a list for the attribute {name!r} must have {self.num_envs} values"
             raise ValueError(refusal(self._name(), must, repr(value)))
-        self._engine.set_attributes(name, values)
+        self.vector_env.unwrapped.set_attr(name, value)
         return True
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:

@@ -203,7 +203,13 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             statistics[recorder.stats_key] = episode
         return statistics
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
         return _checks.call(self.env, name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
-from gymnasium.spaces.utils import flatten_space
+from gymnasium.spaces.utils import flatdim, flatten_space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -132,7 +132,12 @@ class RecordEpisodeStatistics(Transform):
         names = [name for name, _ in self._sources.values()]
         values = spaces.infos("RecordEpisodeStatistics", td, names)
         for index, (name, (_, kind)) in enumerate(self._sources.items()):
-            value = values[index].double()
+            value = values[index]
+            if not isinstance(value, Tensor) or value.shape != length.shape:
+                must = f"the info of metric {name!r} must be a tensor {tuple(length.shape)}"
+                got = validation.described(value)
+                raise ValueError(refusal("RecordEpisodeStatistics", must, got))
+            value = value.double()
             result = self.running_metrics[:, index : index + 1]
             reduced = _REDUCTIONS[kind](result, value, length)
             result.copy_(torch.where(length == 1, value, reduced))
@@ -308,9 +313,26 @@ class TimeAwareObservation(Transform):
         mask.fill_(self.elapsed, 0)
         return self._add_time(td)
 
+    def retimed(self, observation: Any, steps: Tensor) -> Any:
+        """Observations of this transform, with other elapsed steps `(num_envs,)`."""
+        time = self._time(steps.unsqueeze(1))
+        if not self.flatten:
+            return observation.copy().set(self.time_key, time)
+        column = 0
+        for path, leaf in spaces.leaves(self.space):
+            if path == (self.time_key,):
+                break
+            column += flatdim(leaf)
+        observation = observation.clone()
+        observation[:, column : column + 1] = time
+        return observation
+
+    def _time(self, steps: Tensor) -> Tensor:
+        return steps.float() / self.limit if self.normalize_time else steps.int()
+
     def _add_time(self, td: TensorDict) -> TensorDict:
         observation = td["observation"]
-        time = self.elapsed.float() / self.limit if self.normalize_time else self.elapsed.int()
+        time = self._time(self.elapsed)
         parts = {"obs": observation} if self.is_single else dict(observation.items())
         parts[self.time_key] = time
         timed: Any = TensorDict(parts, batch_size=time.shape[:1])

@@ -14,9 +14,10 @@ from torchwrap._core import spec as specs
 from torchwrap._core.buffers import BatchedModule, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env, Options
+from torchwrap.env import Env, Options, old_time
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
+from torchwrap.transforms.episode import TimeAwareObservation
 from torchwrap.transforms.transform import Compose, Transform
 
 
@@ -147,6 +148,16 @@ class Wrapper(Env):
         """The modules of this layer that can own an attribute, outermost first."""
         return [self]
 
+    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
+        for part in self._parts():
+            if isinstance(part, TimeAwareObservation):
+                if hidden_by:
+                    raise RuntimeError(old_time(self._name(), hidden_by))
+                observation = part.retimed(observation, steps)
+            if _changes_observations(part):
+                hidden_by = type(part).__name__
+        return self.env._retimed(observation, steps, hidden_by)
+
     def _clocks(self) -> list[Tensor]:
         return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
 
@@ -194,6 +205,16 @@ def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Any:
 def _layer(name: str) -> str:
     """The part of a buffer's path that leads to its layer, "env.env." for the third one."""
     return re.match(r"(?:env\.)*", name)[0]  # type: ignore[index]
+
+
+def _changes_observations(part: Any) -> bool:
+    """Whether a layer may return other observations than it gets."""
+    if isinstance(part, TransformedEnv) or getattr(type(part), "step", None) is Transform.step:
+        return False
+    try:
+        return part.deployed() is not None
+    except ValueError:
+        return True
 
 
 def layers(env: Env) -> list[Env]:

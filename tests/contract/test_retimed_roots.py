@@ -1,0 +1,107 @@
+"""After `elapsed_steps = ...`, the root shows the new time, or the assignment is refused."""
+
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.experimental.functional import FuncEnv
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+STEPS = torch.tensor([3, 7])
+
+
+class Clock(FuncEnv):
+    """Observes its time."""
+
+    observation_space = spaces.Box(0, 99, (1,))
+    action_space = spaces.Discrete(2)
+
+    def initial(self, rng):
+        return {"x": torch.zeros(())}
+
+    def transition(self, state, action, rng):
+        return {"x": state["x"] + 1}
+
+    def observation(self, state, rng):
+        return rng.draw.float().unsqueeze(-1)
+
+    def reward(self, state, action, next_state, rng):
+        return next_state["x"]
+
+    def terminal(self, state, rng):
+        return state["x"] < 0
+
+
+def native(*transforms):
+    return tw.TransformedEnv(tw.FunctionalEnv(Clock(), 2, max_episode_steps=10), *transforms)
+
+
+def timed(*transforms, space=None, **arguments):
+    env = ScriptedEnv(2, (2,), episode_lengths=None, observation_space=space)
+    below = tw.TransformedEnv(env, T.TimeLimit(10))
+    return tw.TransformedEnv(below, T.TimeAwareObservation(**arguments), *transforms)
+
+
+def shown(env, root):
+    """The time in the last column, or under its key."""
+    observation = root["observation"]
+    if isinstance(observation, torch.Tensor):
+        return observation[:, -1].tolist()
+    return observation["time" if "time" in observation.keys() else "1"].flatten().tolist()
+
+
+OTHERS = [T.ClipAction, T.RecordEpisodeStatistics, T.NormalizeReward]
+PARTS = spaces.Dict(a=spaces.Box(-9, 9, (2,)))
+PAIR = spaces.Tuple([spaces.Box(-9, 9, (2,))])
+SHOWN = {  # and the time of 3 and 7 steps
+    "native": (native, [3, 7]),
+    "native below others": (lambda: native(T.RecordEpisodeStatistics(), T.ScaleReward(2)), [3, 7]),
+    "flat": (timed, [3, 7]),
+    "a fraction": (lambda: timed(normalize_time=True), [3 / 10, 7 / 10]),
+    "a Dict": (lambda: timed(flatten=False), [3, 7]),
+    "a flat Dict": (lambda: timed(space=PARTS), [3, 7]),
+    "a Tuple": (lambda: timed(space=PAIR, flatten=False), [3, 7]),
+    "below others": (lambda: timed(*[kind() for kind in OTHERS]), [3, 7]),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), SHOWN.values(), ids=SHOWN)
+def test_root_shows_the_assigned_time_and_the_next_step_goes_on(make, expected):
+    env = make()
+    root = env.reset(seed=0)
+    old = root["observation"].clone()
+    env.elapsed_steps = STEPS
+    assert shown(env, root) == pytest.approx(expected)
+    transition, _ = env.step(env.sample_action())
+    assert shown(env, transition) == pytest.approx(expected)
+    unit = expected[0] / 3
+    assert shown(env, transition["next"]) == pytest.approx([time + unit for time in expected])
+    assert old.shape == root["observation"].shape
+
+
+HIDDEN = {
+    "native below a stack": lambda: native(T.FrameStackObservation(2)),
+    "native below time": lambda: native(T.TimeAwareObservation()),
+    "time below a clip": lambda: timed(T.ClipObservation(0, 9)),
+}
+
+
+@pytest.mark.parametrize("make", HIDDEN.values(), ids=HIDDEN)
+def test_assignment_that_the_root_could_not_show_is_refused(make):
+    env = make()
+    root = env.reset(seed=0)
+    before = root["observation"].clone()
+    with pytest.raises(RuntimeError, match="elapsed_steps"):
+        env.elapsed_steps = STEPS
+    assert torch.equal(root["observation"], before)
+    assert env.elapsed_steps.tolist() == [0, 0]
+
+
+def test_stack_over_observations_without_time_keeps_the_root():
+    env = tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.FrameStackObservation(2))
+    before = env.reset(seed=0)["observation"].clone()
+    env.elapsed_steps = STEPS
+    transition, _ = env.step(env.sample_action())
+    assert torch.equal(transition["observation"], before)
