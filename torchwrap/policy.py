@@ -313,11 +313,20 @@ def modules_of(policy: Any) -> list[nn.Module]:
 def variables_of(function: types.FunctionType) -> dict[str, Any]:
     """The variables of a function's closure, and the globals that it or a function in it names."""
     found = dict(inspect.getclosurevars(function).nonlocals)
-    codes = [function.__code__]
-    for code in codes:  # the list grows
-        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-        for instruction in dis.get_instructions(code):
-            name = instruction.argval
-            if instruction.opname == "LOAD_GLOBAL" and name in function.__globals__:
-                found.setdefault(name, function.__globals__[name])
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            found.setdefault(name, function.__globals__[name])
     return found
+
+
+@functools.lru_cache  # because a compiled collector looks for modules in each call
+def _global_names(code: types.CodeType) -> list[str]:
+    """The globals that code or a function in it names."""
+    names = []
+    codes = [code]
+    for part in codes:  # the list grows
+        codes += [constant for constant in part.co_consts if isinstance(constant, types.CodeType)]
+        for instruction in dis.get_instructions(part):
+            if instruction.opname == "LOAD_GLOBAL":
+                names.append(instruction.argval)
+    return names

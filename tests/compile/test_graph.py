@@ -69,6 +69,15 @@ def test_argument_of_another_dtype_takes_another_graph():
         assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
 
 
+def test_tensor_that_is_given_twice_is_two_arguments():
+    module = Counter()
+    inputs = Inputs(lambda: [module])
+    graph = Graph(lambda first, second: first - 2 * second, inputs, Settings("eager", {}))
+    ones = torch.ones(3)
+    assert graph(ones, ones).tolist() == [-1] * 3
+    assert graph(ones, torch.zeros(3)).tolist() == [1] * 3
+
+
 @pytest.mark.parametrize("backend", mostly_full(["aot_eager", "inductor"], "aot_eager"))
 def test_torch_compile_takes_the_place_of_inductors_entry_point(backend, monkeypatch):
     monkeypatch.setattr(graphs, "inductor", None)

@@ -5,12 +5,14 @@ Each test runs on CUDA, if there is a device, and with graphs simulated on the C
 
 import contextlib
 import functools
+import math
 from typing import NamedTuple
 
 import pytest
 import torch
 from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, seven, stack
 from cuda_graphs import simulated
+from gymnasium.spaces import Box
 from helpers import (
     AOT,
     INDUCTOR,
@@ -280,6 +282,29 @@ def test_no_later_call_changes_chunks_in_hand(on, captures):
         held.add(data, td)
     held.assert_unchanged()
     assert len(captures) == 1
+
+
+def scaled(scale, td):
+    return torch.tanh(td["observation"].flatten(1)[:, :6] / scale)
+
+
+@full
+def test_captured_collector_of_permuted_observations_follows_other_policies(on):
+    space = Box(-math.inf, math.inf, (3, 5, 4))
+
+    def make():
+        env = ScriptedEnv(4, (5, 4, 3), device=on.name)
+        observe = T.TransformObservation(lambda image: image.permute(0, 3, 1, 2), space)
+        return tw.Collector(tw.TransformedEnv(env, observe), None, 3)
+
+    collect = tw.compile(make(), backend=on.backend)
+    eager = make()
+    for scale in (1000, -2000, 3000):
+        policy = functools.partial(scaled, scale)
+        for each in (collect, eager):
+            each.policy = policy
+        data, _ = collect(collect.env.reset(seed=0))
+        assert_same(data, eager(eager.env.reset(seed=0))[0], on.tolerance)
 
 
 # Copies between devices cannot be captured.

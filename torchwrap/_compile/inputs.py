@@ -88,8 +88,8 @@ class Inputs:
             result = function(*values)
         finally:
             found = swap(places, own)
-        names = zip(self.places, given, found, strict=True)
-        return result, [name for name, before, after in names if after is not before]
+        paths = zip(self.places, given, found, strict=True)
+        return result, [_name(path) for path, before, after in paths if after is not before]
 
     def _scan(self) -> None:
         """Finds the modules and tensors again."""
@@ -102,9 +102,9 @@ class Inputs:
         self.modules = modules
         self.places = places_of(container)
         held = [store[name] for store, name in self.places.values()]
-        for name, tensor in zip(self.places, held, strict=True):
+        for path, tensor in zip(self.places, held, strict=True):
             if is_lazy(tensor):
-                must = f"{name.partition('.')[2]} must hold its values in memory"
+                must = f"{_name(path)} must hold its values in memory"
                 remedy = "Replace it by its `clone()`"
                 raise ValueError(refusal("compile", must, "a lazy tensor", remedy))
         distinct: dict[int, Tensor] = {id(tensor): tensor for tensor in held}
@@ -155,6 +155,11 @@ class Inputs:
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _name(path: str) -> str:
+    """The name of a tensor in its root, whose index comes first in the path."""
+    return path.partition(".")[2]
 
 
 def _autocast() -> list[object]:

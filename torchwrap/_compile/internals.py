@@ -20,10 +20,8 @@ try:
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
 
-Layout = tuple[object, ...]
 
-
-def layout(tensor: Tensor) -> Layout:
+def layout(tensor: Tensor) -> tuple[object, ...]:
     """What a graph takes for granted when it reads a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
@@ -42,7 +40,8 @@ def layout_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 def is_lazy(tensor: Tensor) -> bool:
     """True if memory holds other values, because an operation has been put off."""
-    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()  # type: ignore[no-any-return]
+    is_zero: bool = tensor._is_zerotensor()
+    return is_zero or tensor.is_neg() or tensor.is_conj()
 
 
 def resolved(tensor: Tensor) -> Tensor:

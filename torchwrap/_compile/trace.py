@@ -28,11 +28,11 @@ from torchwrap.env import Env
 from torchwrap.policy import act
 from torchwrap.transforms.transform import Transform
 
-_ON_DEVICE = (
+_USE_OPERATORS = (
     "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
 )
-_IN_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.random"
-_HOST_READS = {
+_USE_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.random"
+_HOST_READS = {  # names of functions that need values
     *("item", "tolist", "numpy", "nonzero", "argwhere"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),
 }
@@ -101,7 +101,8 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    leaves = [resolved(leaf) for leaf in rows.leaves(values)]
+    # Copies, because a tensor that is given twice would be one input of the graph.
+    leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
@@ -111,8 +112,8 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
         with _Operators():
             result, replaced = inputs.call(function, given[:number], *arguments)
         if replaced:
-            name = replaced[0].partition(".")[2]
-            raise Refusal(f"replaces the tensor {name}", "Write to it in place, as `copy_` does")
+            fault = f"replaces the tensor {replaced[0]}"
+            raise Refusal(fault, "Write to it in place, as `copy_` does")
         results.append(result)
         return tuple(rows.leaves(result))
 
@@ -128,7 +129,7 @@ class _Operators(OperatorMode):
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
             return True
         if name in _HOST_READS:
-            raise Refusal(f"reads values on the host ({name})", _ON_DEVICE)
+            raise Refusal(f"reads values on the host ({name})", _USE_OPERATORS)
         set_stack_trace([_line(sys._getframe(1))])
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
@@ -138,7 +139,7 @@ class _Operators(OperatorMode):
 
 def _check_result(name: str, args: tuple[Any, ...], result: Tensor) -> None:
     if not all(isinstance(size, int) for size in result.shape):
-        raise Refusal(f"makes a tensor whose shape depends on values ({name})", _ON_DEVICE)
+        raise Refusal(f"makes a tensor whose shape depends on values ({name})", _USE_OPERATORS)
     tensors = [value for value in args if isinstance(value, Tensor) and value.dim()]
     if any(tensor.device != result.device for tensor in tensors):
         fault = f"copies between devices ({name}), so that the host waits"
@@ -176,7 +177,7 @@ def _check_equal(first: GraphModule, second: GraphModule) -> None:
         if _described(first, one) != _described(second, other):
             node = other or one
             line = node.stack_trace or node.format_node()
-            raise Refusal(f"computes something else in a second call, at `{line}`", _IN_BUFFERS)
+            raise Refusal(f"computes something else in a second call, at `{line}`", _USE_BUFFERS)
 
 
 def _described(graph: GraphModule, node: Node | None) -> str:
@@ -196,7 +197,7 @@ def _reason(error: Exception) -> Refusal | None:
         fault = "uses a tensor that none of its modules holds"
         return Refusal(fault, "Register it as a buffer or a parameter")
     if any(sign in text for sign in ("data-dependent", "DataDependent", "DynamicOutputShape")):
-        return Refusal("reads values on the host", _ON_DEVICE)
+        return Refusal("reads values on the host", _USE_OPERATORS)
     return None
 
 
