@@ -194,8 +194,8 @@ class _RandomSteps(Transform):
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        td.set("reward", random.normal(self.stream.key(), shape=(1,)))
-        return td.set("observation", self.sampler(self.stream))
+        reward = random.normal(self.stream.key(), shape=(1,))
+        return td.set("reward", reward).set("observation", self.sampler(self.stream))
 
 
 MakeEnv: TypeAlias = Callable[..., Env]  # from `num_envs` and `first_index`
