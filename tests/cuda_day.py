@@ -129,7 +129,7 @@ def marked_files() -> list[str]:
 
 
 def parts(device: str) -> dict[str, Part]:
-    """The parts in the order of their importance; 25 minutes in all."""
+    """The parts in the order of their importance; 16 minutes in all."""
     small, middle, large = SIZES[torch.device(device).type]
     quick = {} if device != "cpu" else {"num_bytes": 10**6, "seconds": 0.01}
     floor = call("floor", device=device, **quick)
@@ -142,7 +142,6 @@ def parts(device: str) -> dict[str, Part]:
     return {
         "machine": Part(60, {"floor": floor}),
         "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
-        "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/gpu/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
         "ppo": Part(
@@ -269,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="PNG file for the plot")
     parser.add_argument("--device", default="cuda", help="cpu tries all of it with tiny sizes")
     parser.add_argument("--parts", nargs="+", choices=list(parts("cuda")), help="defaults to all")
-    parser.add_argument("--minutes", type=float, default=25, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=16, help="for all parts together")
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * arguments.minutes
     if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
