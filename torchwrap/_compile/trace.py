@@ -195,7 +195,8 @@ def _reason(error: Exception) -> Refusal | None:
     text = f"{type(error).__name__}: {error}"
     if "convert all Tensors to FakeTensors" in text or "fake mode" in text:
         fault = "uses a tensor that none of its modules holds"
-        return Refusal(fault, "Register it as a buffer or a parameter")
+        remedy = "Register it as a buffer or a parameter, or a policy's state with PolicyState"
+        return Refusal(fault, remedy)
     if any(sign in text for sign in ("data-dependent", "DataDependent", "DynamicOutputShape")):
         return Refusal("reads values on the host", _USE_OPERATORS)
     return None
