@@ -69,9 +69,14 @@ def layout(value: Any) -> Any:
     """Shapes and dtypes of a nested value, to compare with those of another."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    if isinstance(value, TensorDictBase):
-        return {key: layout(part) for key, part in value.items()}
-    return type(value)
+    # Each step calls this a few times: the exact class first, and no call for a leaf.
+    if not isinstance(value, (TensorDict, TensorDictBase)):
+        return type(value)
+    found = {}
+    for key, part in value.items():
+        is_leaf = isinstance(part, Tensor)
+        found[key] = (part.shape, part.dtype) if is_leaf else layout(part)
+    return found
 
 
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
