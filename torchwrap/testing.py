@@ -244,7 +244,7 @@ def check_transform(
 ) -> None:
     """Checks that a transform keeps the contract of `Transform`, and an env with it that of `Env`.
 
-    The checks run over the env, and again with random observations and rewards instead of its own.
+    Checks of episodes run again with random observations and rewards instead of those of the env.
 
     Python values are constants of a compiled graph. A value that changes between two calls, such as
     an attribute that a training loop anneals, is not found: hold it in a buffer.
@@ -269,7 +269,8 @@ def check_transform(
     # The checks that name the fault of a transform most precisely come before the checks of an env.
     first = (_check_step_results, _check_action, _check_masked_reset, _check_eval)
     _run_checks((*first, *_ENV_CHECKS[1:], _check_state_dict), make_env, make)
-    _run_checks(_ENV_CHECKS[:-2], make_env, make, _RandomSteps)
+    again = (_check_seeding, _check_partial_reset, _check_snapshot)
+    _run_checks(again, make_env, make, _RandomSteps)
 
 
 # Checks. Each takes `make(num_envs=..., first_index=...)`.
