@@ -48,6 +48,20 @@ class AddNoise(T.ObservationTransform):
         return (observation + noise).to(observation.dtype)
 
 
+class StatefulRnn(nn.Module):
+    """A policy that keeps its hidden state itself, which no episode resets."""
+
+    hidden = None
+
+    def __init__(self, inputs, outputs, cell=nn.LSTM):
+        super().__init__()
+        self.cell = cell(inputs, outputs)
+
+    def forward(self, td):
+        output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
+        return output.squeeze(0)
+
+
 def seven():
     transforms = [
         T.ClipAction(),

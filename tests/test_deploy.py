@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise
+from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise, StatefulRnn
 from gymnasium import spaces
 from helpers import load_example
 from tensordict import TensorDict
@@ -752,18 +752,6 @@ class Counts(nn.Module):
         return td["observation"][:, :2] * self.last
 
 
-class Lstm(nn.Module):
-    hidden = None
-
-    def __init__(self, cell=nn.LSTM):
-        super().__init__()
-        self.cell = cell(3, 2)
-
-    def forward(self, td):
-        output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
-        return output.squeeze(0)
-
-
 ENV = continuous()
 
 
@@ -784,8 +772,8 @@ def double_state(td):
             lambda td: torch.normal(td["observation"][:, :2]), TypeError, "generator", id="draws"
         ),
         pytest.param(lambda td: td["observation"], ValueError, "shape", id="shape"),
-        pytest.param(Lstm(), ValueError, "PolicyState", id="lstm"),
-        pytest.param(Lstm(nn.GRU), ValueError, "PolicyState", id="gru"),
+        pytest.param(StatefulRnn(3, 2), ValueError, "PolicyState", id="lstm"),
+        pytest.param(StatefulRnn(3, 2, nn.GRU), ValueError, "PolicyState", id="gru"),
         pytest.param(lambda td: ENV.sample_action(), TypeError, "policy", id="env"),
         pytest.param(lambda td: td["observation"].numpy(), TypeError, "ndarray", id="array"),
         pytest.param(nn.Linear(4, 1), TypeError, "TensorDict", id="network without a TensorDict"),

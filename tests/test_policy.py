@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from catalogue import NUM_ENVS
+from catalogue import NUM_ENVS, StatefulRnn
 from helpers import assert_same, through_file
 from tensordict import TensorDict
 from torch import nn
@@ -323,18 +323,6 @@ def test_undeclared_state_in_a_root_or_of_a_policy_raises():
 # State that the policy keeps itself.
 
 
-class Lstm(nn.Module):
-    hidden = None
-
-    def __init__(self, cell=nn.LSTM):
-        super().__init__()
-        self.cell = cell(2, 6)
-
-    def forward(self, td):
-        output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
-        return output.squeeze(0)
-
-
 class Buffered(nn.Module):
     """A recurrent policy whose hidden state is a buffer."""
 
@@ -385,9 +373,9 @@ def in_closure():
 
 
 STATEFUL = {
-    "lstm": Lstm,
-    "gru": lambda: Lstm(nn.GRU),
-    "compiled": lambda: torch.compile(Lstm(nn.GRU), backend="eager"),
+    "lstm": lambda: StatefulRnn(2, 6),
+    "gru": lambda: StatefulRnn(2, 6, nn.GRU),
+    "compiled": lambda: torch.compile(StatefulRnn(2, 6, nn.GRU), backend="eager"),
     "buffer": Buffered,
     "last observation": Differences,
     "object": lambda: Agent().act,

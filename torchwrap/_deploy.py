@@ -415,13 +415,13 @@ class _Function:
     def __init__(self, function: FunctionType, copies: Copies) -> None:
         copies[function] = self  # it may name itself
         self.function = function
-        file = inspect.unwrap(function).__globals__
+        namespace = inspect.unwrap(function).__globals__
         self.variables: dict[str, Any] = {}
         for name, value in policies.variables_of(function).items():
-            is_own = (
-                not isinstance(value, FunctionType) or inspect.unwrap(value).__globals__ is file
-            )
-            if is_own and not isinstance(value, ModuleType):
+            is_own = not isinstance(value, ModuleType)
+            if isinstance(value, FunctionType):
+                is_own = inspect.unwrap(value).__globals__ is namespace
+            if is_own:
                 self.variables[name] = _copied(value, copies)
         self.defaults = tuple([_copied(value, copies) for value in function.__defaults__ or ()])
         self.keywords = copy.deepcopy(function.__kwdefaults__, copies)

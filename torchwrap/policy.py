@@ -206,10 +206,10 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
 
 
 class FirstCalls(OperatorMode):
-    """A policy in its first calls. Refuses state of its own, which no episode resets.
+    """Calls a policy. In its first calls, refuses state of its own, which no episode resets.
 
-    That is a tensor which the policy computes or is given in one call, and reads in the next one; a
-    tensor from its very first call may be a cache. Or it is one that a call reads and then writes.
+    State is a tensor that the policy computes or is given in its second call and reads in its
+    third (one from its first call may be a cache), or that a call reads and then writes in place.
 
     Args:
         owner: of the error.
@@ -224,14 +224,18 @@ class FirstCalls(OperatorMode):
         self.policy = policy
         self.num_envs = num_envs
         self.number = 0
+        self.read: dict[int, Tensor] = {}
+        """Tensors from outside that this call has read, by id."""
         self.known = weakref.WeakValueDictionary[int, Tensor]()
-        """Tensors of this call by id, as long as something holds them."""
+        """Tensors that this call is given or computes, by id, as long as something holds them."""
+        self.earlier = self.known
+        """Those of the call before."""
 
     def __call__(self, td: TensorDict) -> Tensor | TensorDictBase:
         if self.number == NUM_FIRST_CALLS:
             return self.policy(td)
         given = rows.leaves(td)
-        self.read: dict[int, Tensor] = {}
+        self.read = {}
         self.earlier = self.known
         self.known = weakref.WeakValueDictionary[int, Tensor]()
         for tensor in given:

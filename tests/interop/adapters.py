@@ -1,8 +1,10 @@
 """The oracle of trainers' adapters: hand-computed episodes of a `ScriptedEnv`, stepped directly."""
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.spaces import Box
+from processes import Processes
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -67,6 +69,18 @@ def moments_after(num_envs, num_steps):
     for _ in range(num_steps):
         env.step(torch.zeros(num_envs, 6))
     return moments(env)
+
+
+def assert_two_ranks_share_statistics(moments_of_a_rank, *arguments):
+    """Two processes with three envs each have the moments of one process with all six."""
+    processes = Processes(2)
+    try:
+        ranks = processes.run(2, moments_of_a_rank, *arguments)
+    finally:
+        processes.close()
+    assert ranks[0] == ranks[1]
+    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
+        assert given == pytest.approx(expected)
 
 
 def simulator(key="log"):

@@ -14,8 +14,8 @@ import torch
 from adapters import (
     LOGGED,
     VECTOR,
+    assert_two_ranks_share_statistics,
     moments,
-    moments_after,
     normalized,
     simulator,
     staggered,
@@ -23,7 +23,6 @@ from adapters import (
 )
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from helpers import RewardTerms
-from processes import Processes
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
 from tensordict import TensorDict
@@ -270,12 +269,7 @@ def test_runner_trains_a_central_value_network_on_the_states(make_runner, space)
     assert agent.model.running_mean_std.running_mean.shape == (3,)
 
 
-def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
-    def make_env(num_envs):
-        env = ScriptedEnv(num_envs, (3,), 2)
-        return tw.TransformedEnv(env, RewardTerms(), T.ScaleReward(9))
-
-    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
+def first_scalars_of_training(agent, monkeypatch):
     logged = {}
     monkeypatch.setattr(
         agent.writer,
@@ -283,6 +277,16 @@ def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
         lambda name, value, step: logged.setdefault(name, float(value)),
     )
     agent.train()
+    return logged
+
+
+def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
+    def make_env(num_envs):
+        env = ScriptedEnv(num_envs, (3,), 2)
+        return tw.TransformedEnv(env, RewardTerms(), T.ScaleReward(9))
+
+    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
+    logged = first_scalars_of_training(agent, monkeypatch)
     assert logged["Episode/twice"] == 3  # rewards 1 and 2
     assert logged["Episode/terms/half"] == 0.75
     assert "Episode/vector" not in logged
@@ -293,13 +297,7 @@ def test_isaac_observer_logs_what_the_simulator_logs(make_runner, monkeypatch):
         return simulator()
 
     agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
-    logged = {}
-    monkeypatch.setattr(
-        agent.writer,
-        "add_scalar",
-        lambda name, value, step: logged.setdefault(name, float(value)),
-    )
-    agent.train()
+    logged = first_scalars_of_training(agent, monkeypatch)
     for name in LOGGED:
         # The horizon is 8: resets 0, 1, 1, 2, 2, 3, 3, 4.
         factor = LOGGED[name][1]
@@ -395,14 +393,7 @@ def moments_of_a_rank(rank, group):
 
 
 def test_two_ranks_share_the_statistics_of_all_their_envs():
-    processes = Processes(2)
-    try:
-        ranks = processes.run(2, moments_of_a_rank)
-    finally:
-        processes.close()
-    assert ranks[0] == ranks[1]
-    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
-        assert given == pytest.approx(expected)
+    assert_two_ranks_share_statistics(moments_of_a_rank)
 
 
 @pytest.mark.parametrize(("use_vecenv", "num_envs"), [(True, 4), (False, 1)])

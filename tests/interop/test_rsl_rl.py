@@ -13,9 +13,9 @@ from adapters import (
     DIVERGED,
     LOGGED,
     VECTOR,
+    assert_two_ranks_share_statistics,
     diverging,
     moments,
-    moments_after,
     normalized,
     simulator,
     staggered,
@@ -23,7 +23,6 @@ from adapters import (
 )
 from gymnasium.spaces import Box, Dict, Discrete
 from helpers import AOT, Held, RewardTerms
-from processes import Processes
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
@@ -380,14 +379,7 @@ def moments_of_a_rank(rank, group, algorithm):
 
 @pytest.mark.parametrize("algorithm", [OURS, DISTILLATION], ids=["PPO", "Distillation"])
 def test_two_ranks_share_the_statistics_of_all_their_envs(algorithm):
-    processes = Processes(2)
-    try:
-        ranks = processes.run(2, moments_of_a_rank, algorithm)
-    finally:
-        processes.close()
-    assert ranks[0] == ranks[1]
-    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
-        assert given == pytest.approx(expected)
+    assert_two_ranks_share_statistics(moments_of_a_rank, algorithm)
 
 
 # Policies for `evaluate` and `deploy`.

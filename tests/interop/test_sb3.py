@@ -551,13 +551,18 @@ class SometimesJudged(gymnasium.Wrapper):
         return *result, info
 
 
-def successes_of(venv):
+def infos_of_sixty_steps(venv):
     venv.seed(0)
     venv.reset()
     generator = np.random.default_rng(0)
     infos = []
     for _ in range(60):
         infos += venv.step(generator.integers(0, 2, 3))[-1]
+    return infos
+
+
+def successes_of(venv):
+    infos = infos_of_sixty_steps(venv)
     return [info.get("is_success") for info in infos if "terminal_observation" in info]
 
 
@@ -640,12 +645,7 @@ def test_infos_are_scalars_that_monitor_writes_as_those_of_sb3s_envs(
 
     def written(venv, name):
         venv = VecMonitor(venv, str(tmp_path / name), info_keywords=("is_success",))
-        venv.seed(0)
-        venv.reset()
-        generator = np.random.default_rng(0)
-        infos = []
-        for _ in range(60):
-            infos += venv.step(generator.integers(0, 2, 3))[-1]
+        infos = infos_of_sixty_steps(venv)
         venv.close()
         successes = [info["is_success"] for info in infos if "episode" in info]
         rows = (tmp_path / f"{name}.monitor.csv").read_text().splitlines()[2:]

@@ -11,9 +11,9 @@ import torch
 from adapters import (
     DIVERGED,
     LOGGED,
+    assert_two_ranks_share_statistics,
     diverging,
     moments,
-    moments_after,
     normalized,
     simulator,
 )
@@ -27,7 +27,6 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector import AutoresetMode
 from helpers import RewardTerms
-from processes import Processes
 from skrl.agents.torch.ppo import PPO
 from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
@@ -580,14 +579,7 @@ def moments_of_a_rank(rank, group, is_module):
 
 @pytest.mark.parametrize("is_module", [True, False], ids=["checkpoint module", "first step"])
 def test_two_ranks_share_the_statistics_of_all_their_envs(is_module):
-    processes = Processes(2)
-    try:
-        ranks = processes.run(2, moments_of_a_rank, is_module)
-    finally:
-        processes.close()
-    assert ranks[0] == ranks[1]
-    for given, expected in zip(ranks[0], moments_after(6, 16), strict=True):
-        assert given == pytest.approx(expected)
+    assert_two_ranks_share_statistics(moments_of_a_rank, is_module)
 
 
 def test_trainer_logs_the_means_of_the_finished_episodes():

@@ -279,9 +279,10 @@ class RslRlPolicy(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> RslRlPolicy:
         # The runner's state and its last distribution, which has a graph of autograd, stay behind.
         memo[id(self.model.get_hidden_state())] = None
-        for value in vars(self.model.distribution or self).values():
-            if isinstance(value, Distribution):
-                memo[id(value)] = None
+        if self.model.distribution is not None:
+            for value in vars(self.model.distribution).values():
+                if isinstance(value, Distribution):
+                    memo[id(value)] = None
         return RslRlPolicy(copy.deepcopy(self.model, memo))
 
     def forward(self, td: TensorDict) -> TensorDict:
