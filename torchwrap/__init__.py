@@ -25,6 +25,8 @@ torch.Size([4, 1])
 
 from torchwrap import transforms
 from torchwrap._compile.api import compile
+from torchwrap._compile.pure import pure
+from torchwrap._compile.scan import scan
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap._deploy import deploy
@@ -60,8 +62,10 @@ __all__ = [
     "evaluate",
     "from_gymnasium",
     "make",
+    "pure",
     "register",
     "rollout",
+    "scan",
     "sync_statistics",
     "to_gymnasium",
     "transforms",

@@ -241,17 +241,9 @@ class Env(BatchedModule):
             last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
         self._status.unfinished = "reset()"
-        if last is not None and not rows.any():
-            observation = last["observation"]
-        else:
-            if seed is not None:
-                self._seed(seed, rows)
-            observation = self._run("_reset", rows, options or None)["observation"]
-        if last is not None:  # perhaps from before `env.to(device)`
-            previous = spaces.to_device(last["observation"], self.device)
-            observation = rows.where(observation, previous)
-        state = policy.reset(self.signature, rows, last)
-        return self._set_root({"observation": observation, **state})
+        if seed is not None and rows.any():
+            self._seed(seed, rows)
+        return self._set_root(self._restart(rows, last, options))
 
     @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -302,11 +294,10 @@ class Env(BatchedModule):
     ) -> tuple[TensorDict, TensorDict]:
         """Checks a root with an action, or completes a bare action, and takes the step."""
         last = self._check_ready(call)
-        if isinstance(td, Tensor) or (self._action_keys and self._is_dict_action(td)):
-            td = self._root_with(last, td)
-        self._check_step_input(td)
+        given = self._with_action(last, td)
+        self._check_step_input(given)
         self._status.unfinished = call
-        transition, root = self._transition(td, step)
+        transition, root = self._transition(given, step)
         return transition, self._set_root(root)
 
     def _transition(self, td: TensorDict, step: Step) -> tuple[TensorDict, Root]:
@@ -320,8 +311,14 @@ class Env(BatchedModule):
         successor, root = step(action, state)
         return td.set("next", successor), root
 
-    def _root_with(self, root: TensorDict, action: Value) -> TensorDict:
-        """A root with a bare action. The policy's state does not change in this step."""
+    def _with_action(self, root: TensorDict, action: Any) -> Any:
+        """A root with a bare action; `action` itself if it is a root that holds one.
+
+        With a bare action, the policy's state does not change in this step.
+        """
+        is_bare = isinstance(action, Tensor)
+        if not is_bare and not (self._action_keys and self._is_dict_action(action)):
+            return action
         entries: dict[str, Any] = dict(root.items())
         entries["action"] = action
         entries.pop("next", None)
@@ -339,7 +336,21 @@ class Env(BatchedModule):
         self._status.unfinished = None
         return root
 
-    # A step without checks. `torchwrap.compile` compiles each of the next two functions as a whole.
+    # Resets and steps without checks. `torchwrap.compile` and `pure` trace each as a whole.
+
+    def _restart(
+        self, rows: RowMask, last: TensorDict | None, options: Options | None = None
+    ) -> Root:
+        """Starts new episodes in some rows. The others keep what they have in the last root."""
+        observation: Value
+        if last is None:
+            observation = self._run("_reset", rows, options or None)["observation"]
+        else:
+            observation = spaces.to_device(last["observation"], self.device)  # it may have moved
+            if rows.any():
+                initial = self._run("_reset", rows, options or None)["observation"]
+                observation = rows.where(initial, observation)
+        return {"observation": observation, **policy.reset(self.signature, rows, last)}
 
     def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         successor = self._advance(action, state)
@@ -773,7 +784,7 @@ class Env(BatchedModule):
             return False
         return not isinstance(td.get("action", None), TensorDictBase)
 
-    def _check_step_input(self, td: object) -> None:
+    def _check_step_input(self, td: object, bounds: bool = True) -> None:
         """Raises unless `td` is a root with an action, to which `next` can be written."""
         owner = self._label
         signature = self.signature
@@ -795,7 +806,7 @@ class Env(BatchedModule):
         space = signature.single_action_space
         num_envs = signature.num_envs
         try:
-            spaces.check(owner, "an action", space, action, num_envs, signature.device)
+            spaces.check(owner, "an action", space, action, num_envs, signature.device, bounds)
         except ValueError as error:
             if space.shape != () or action.shape != (num_envs, getattr(space, "n", 0)):
                 raise

@@ -133,16 +133,17 @@ class Stream(BatchedModule):
             seed = secrets.randbits(64)
         self.seed(seed, RowMask.full(num_envs, device))
 
-    def seed(self, seed: int, mask: RowMask, name: str = "") -> None:
+    def seed(self, seed: Tensor | int, mask: RowMask, name: str = "") -> None:
         """Sets the rows of `mask` to before the first episode of a seed.
 
         Args:
-            seed: an int in [0, 2**64).
+            seed: an int in [0, 2**64), or an int64 tensor `()` with the same bits.
             mask: the rows.
             name: distinguishes streams of one tag, by a checksum in the upper word of the seed.
         """
         mask.fill_(self.seed_low, seed & WORD)
-        mask.fill_(self.seed_high, (seed >> 32) ^ zlib.crc32(name.encode()))
+        high = (seed >> 32) & WORD
+        mask.fill_(self.seed_high, high ^ zlib.crc32(name.encode()))
         mask.fill_(self.episode, -1)
         mask.fill_(self.draw, 0)
 

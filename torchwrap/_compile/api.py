@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from torchwrap import policy, spaces
 from torchwrap._compile.graph import OUTSIDE, Graph, Options, Rollout, Settings, captures
 from torchwrap._compile.inputs import Inputs
-from torchwrap._compile.trace import NoGenerators, infer
+from torchwrap._compile.trace import infer, without_generators
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.collector import Collector, Storage
@@ -110,8 +108,8 @@ class CompiledStep:
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
-        self.with_reset = Graph(_without_generators(env._step_and_reset), inputs, settings)
-        self.step_only = Graph(_without_generators(env._step_only), inputs, settings)
+        self.with_reset = Graph(without_generators(env._step_and_reset), inputs, settings)
+        self.step_only = Graph(without_generators(env._step_only), inputs, settings)
         initial = policy.initial(env.signature)
         state = {name: initial[name] for name in env.signature.policy_state}
         action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
@@ -134,8 +132,8 @@ class CompiledTransforms:
     def __init__(self, layer: TransformedEnv, settings: Settings, below: TensorDict) -> None:
         transforms = layer.transforms
         inputs = Inputs(lambda: [transforms])
-        self.step = Graph(_without_generators(transforms.step), inputs, settings)
-        self._reset = Graph(_without_generators(self._reset_rows), inputs, settings)
+        self.step = Graph(without_generators(transforms.step), inputs, settings)
+        self._reset = Graph(without_generators(self._reset_rows), inputs, settings)
         self.transforms = transforms
         num_envs = layer.num_envs
         space = layer.env.single_observation_space
@@ -177,7 +175,7 @@ def _host_successor(env: Env) -> TensorDict:
 def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:
     """Takes the place of `Collector._collect`."""
     env = collector.env
-    env_step: Step = _without_generators(env._step_and_reset)
+    env_step: Step = without_generators(env._step_and_reset)
     # Eager mode checks discrete actions, and the host can read those on the CPU only.
     leaves = spaces.leaves(env.single_action_space)
     discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
@@ -196,14 +194,3 @@ def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -
     root: Root = {**policy.initial(env.signature)}
     root["observation"] = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
     return Rollout(collector, step, root, unroll, settings)
-
-
-def _without_generators(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses draws from PyTorch's generator: an env draws from its own streams."""
-
-    @functools.wraps(function)
-    def checked(*args: Any) -> Any:
-        with NoGenerators():
-            return function(*args)
-
-    return checked

@@ -82,7 +82,7 @@ class Inputs:
         Returns its result, and the names of the tensors that it replaced instead of writing to.
         """
         places = list(self.places.values())
-        given = [tensors[index] for index in self._indices]
+        given = [tensors[index] for index in self.indices]
         own = swap(places, given)
         try:
             result = function(*values)
@@ -110,13 +110,13 @@ class Inputs:
         distinct: dict[int, Tensor] = {id(tensor): tensor for tensor in held}
         self.tensors = list(distinct.values())
         ids = list(distinct)
-        self._indices = [ids.index(id(tensor)) for tensor in held]
+        self.indices = [ids.index(id(tensor)) for tensor in held]
         self._watch()
         functions = list(chain.from_iterable(map(_parts, roots)))
         for hooks in self._hooks:
             functions += chain.from_iterable(map(_parts, hooks.values()))
         key = (
-            *(tuple(named), tuple(self.places), tuple(self._indices)),
+            *(tuple(named), tuple(self.places), tuple(self.indices)),
             *map(id, functions),
             tuple(map(len, self._hooks)),
             tuple([module.training for module in modules]),

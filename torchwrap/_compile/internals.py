@@ -1,4 +1,4 @@
-"""Names of PyTorch that are not public: Inductor's entry point, Dynamo's guard, lazy tensors."""
+"""Names of PyTorch that are not public: entry points of Inductor, guards, `scan`, lazy tensors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
+try:
+    from torch._higher_order_ops.scan import scan
+
+    scan_operator: Any = scan
+except ImportError:
+    scan_operator = None
 
 
 def layout(tensor: Tensor) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import linecache
 import sys
@@ -155,6 +156,17 @@ class NoGenerators(OperatorMode):
             remedy = "Use torchwrap.random, with a stream of `signature.stream()` or the `rng`"
             raise Refusal(f"draws from PyTorch's global generator ({name})", remedy)
         return func(*args, **kwargs)
+
+
+def without_generators(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses draws from PyTorch's generator: an env draws from its own streams."""
+
+    @functools.wraps(function)
+    def checked(*args: Any) -> Any:
+        with NoGenerators():
+            return function(*args)
+
+    return checked
 
 
 def _line(frame: FrameType | None) -> str:

@@ -244,8 +244,8 @@ class RowMask:
             for key in buffer.keys():
                 self.assign_(buffer[key], value[key])
 
-    def fill_(self, buffer: Tensor, value: float | bool) -> None:
-        """Sets the rows of the buffer to one value, in place."""
+    def fill_(self, buffer: Tensor, value: Tensor | float) -> None:
+        """Sets the rows of the buffer to one value, a number or a tensor `()`, in place."""
         if self.indices is None:
             buffer.masked_fill_(self.like(buffer), value)
         else:

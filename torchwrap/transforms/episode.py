@@ -159,7 +159,7 @@ class RecordEpisodeStatistics(Transform):
         episodes = torch.cat([self.running_return, length.double(), self.running_metrics], 1)
         episodes = torch.where(is_finished, episodes, 0)
         self.records.index_copy_(0, slot.squeeze(1), episodes)
-        self.count.copy_(counts[-1:])
+        self.count.add_(is_finished.sum())
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td

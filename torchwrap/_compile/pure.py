@@ -1,0 +1,228 @@
+"""pure: an env as functions of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchwrap import policy, spaces
+from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.internals import resolved
+from torchwrap._compile.trace import trace, without_generators
+from torchwrap._core import rows
+from torchwrap._core.errors import refusal
+from torchwrap._core.rows import Nested, RowMask, tensordict
+from torchwrap.env import Env, Root
+from torchwrap.spaces import Value
+
+
+class PureFunction:
+    """A traced function without side effects: it returns what the function writes to buffers.
+
+    Args:
+        function: of Tensors, TensorDicts, and tuples and dicts of them.
+        inputs: the buffers.
+        values: arguments like those of later calls.
+    """
+
+    def __init__(self, function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> None:
+        traced = trace(function, inputs, values)
+        # Copies, because a tensor that is given twice would be one input of the graph.
+        leaves = [*inputs.tensors, *rows.leaves(values)]
+        examples = [resolved(leaf).clone() for leaf in leaves]
+        without_writes = functionalize(traced.graph, remove="mutations")
+        self.graph = make_fx(without_writes, tracing_mode="fake")(*examples)
+        self.written = _return_writes(self.graph)
+        self.build = rows.builder(traced.result)
+
+    def __call__(self, tensors: Sequence[Tensor], *values: Nested) -> Any:
+        """Returns the new values of the tensors `written`, and the result."""
+        results = self.graph(*tensors, *rows.leaves(values))
+        number = len(self.written)
+        return results[:number], self.build(iter(results[number:]))
+
+
+def _return_writes(graph: GraphModule) -> list[int]:
+    """Turns the copies into inputs into results, before the others. Returns the inputs' indices."""
+    inputs = list(graph.graph.find_nodes(op="placeholder"))
+    copy: Any = torch.ops.aten.copy_.default
+    written = []
+    values = []
+    for node in graph.graph.find_nodes(op="call_function", target=copy):
+        target, value = node.args
+        written.append(inputs.index(target))
+        node.replace_all_uses_with(value)
+        values.append(value)
+        graph.graph.erase_node(node)
+    output = graph.graph.output_node()
+    results: Any = output.args[0]
+    output.args = ((*values, *results),)
+    graph.recompile()
+    return written
+
+
+class PureEnv:
+    """An env and its transforms as functions of their state, without side effects.
+
+    A state is what `Env.snapshot` returns, so that `Env.restore` takes it, and `step` and `reset`
+    the snapshot of an env. The functions work in `torch.compile(fullgraph=True)`, in `scan` and in
+    `torch.vmap`, over the states of several seeds for instance. They agree bit for bit with the
+    env's own verbs. Values of states, transitions and roots may share memory: do not write to them.
+
+    Args:
+        env: a native or functional env with any transforms. Its Python values, its parameters, its
+            mode and its buffers that are in no snapshot are constants.
+
+    Raises:
+        ValueError: for code that `compile` refuses, and for a simulator on the host.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> env = PureEnv(ScriptedEnv(2, episode_lengths=2))
+    >>> state, root = env.init(seed=0)
+    >>> state, transition, root = env.step(state, torch.zeros(2, 6))
+    >>> transition["next", "reward"].flatten()
+    tensor([1., 1.])
+    """
+
+    @torch.no_grad()
+    def __init__(self, env: Env) -> None:
+        if env.host_stepped or not env.can_snapshot:
+            must = f"env must not be {env!r}, because a simulator outside of PyTorch steps it"
+            raise ValueError(refusal("pure", must))
+        self.env = env
+        self.signature = env.signature
+        inputs = Inputs(lambda: [env])
+        self._tensors = inputs.tensors
+        indices = {id(tensor): index for index, tensor in enumerate(inputs.tensors)}
+        buffers = env._state_buffers()
+        self._names = {indices[id(buffer)]: name for name, buffer in buffers.items()}
+        num_envs = env.num_envs
+        device = env.device
+        seed = torch.zeros((), dtype=torch.int64, device=device)
+        mask = torch.ones(num_envs, dtype=torch.bool, device=device)
+        action = spaces.zeros(env.single_action_space, num_envs, device)
+        initial = policy.initial(env.signature)
+        policy_state = {name: initial[name] for name in env.signature.policy_state}
+        root: Root = {**initial}
+        root["observation"] = spaces.zeros(env.single_observation_space, num_envs, device)
+        self._init = self._function(self._init_all, inputs, seed)
+        self._reset = self._function(self._reset_rows, inputs, mask, root)
+        self._step = self._function(env._step_and_reset, inputs, action, policy_state)
+
+    def init(self, seed: Tensor | int) -> tuple[TensorDict, TensorDict]:
+        """Starts an episode in every env from a seed, as `env.reset(seed)`.
+
+        What the env has learned, such as statistics, is that of the env now.
+
+        Args:
+            seed: in [0, 2**64), or an int64 tensor `()` with the same bits.
+
+        Returns:
+            state: the state.
+            root: the root of the first step.
+        """
+        if not isinstance(seed, Tensor):
+            seed = torch.tensor(seed - (seed >> 63 << 64), device=self.signature.device)
+        buffers = {name: self._tensors[index] for index, name in self._names.items()}
+        written, root = self._init(self._tensors, seed)
+        return self._following(buffers, self._init, written, root)
+
+    def reset(self, state: TensorDict, mask: Tensor | None = None) -> tuple[TensorDict, TensorDict]:
+        """Starts new episodes in every env, or where `mask` is set, as `Env.reset` does.
+
+        Args:
+            state: the state.
+            mask: bool, `(num_envs,)`.
+
+        Returns:
+            state: the next state.
+            root: the root of the next step.
+        """
+        if mask is None:
+            size = self.signature.num_envs
+            mask = torch.ones(size, dtype=torch.bool, device=self.signature.device)
+        last: Any = dict(self._root(state).items())
+        buffers = dict(state["buffers"].items())
+        written, root = self._reset(self._given(buffers), mask, last)
+        return self._following(buffers, self._reset, written, root)
+
+    def step(self, state: TensorDict, action: Value) -> tuple[TensorDict, TensorDict, TensorDict]:
+        """Takes an action in every env and resets the finished rows, as `Env.step` does.
+
+        Args:
+            state: the state.
+            action: the actions, or the root of the state with `action` set. Discrete ones are not
+                checked.
+
+        Returns:
+            state: the next state.
+            transition: as that of `Env.step`.
+            root: the root of the next step.
+        """
+        env = self.env
+        td = env._with_action(self._root(state), action)
+        env._check_step_input(td, bounds=False)
+        buffers = dict(state["buffers"].items())
+        written: list[Tensor] = []
+
+        def step(action: Value, policy_state: policy.State) -> Any:
+            values, result = self._step(self._given(buffers), action, policy_state)
+            written.extend(values)
+            return result
+
+        transition, root = env._transition(td, step)
+        following, next_root = self._following(buffers, self._step, written, root)
+        return following, transition, next_root
+
+    def _function(self, function: Function, inputs: Inputs, *values: Nested) -> PureFunction:
+        """A function of the env's tensors. What it writes belongs to the state."""
+
+        pure_function = PureFunction(without_generators(function), inputs, values)
+        paths = list(inputs.places)
+        for index in pure_function.written:
+            if index not in self._names:
+                path = paths[inputs.indices.index(index)].partition(".")[2]
+                must = f"the buffer {path} must be in snapshots, because a step writes to it"
+                remedy = "Declare it as an EnvBuffer, or use register_state_buffer"
+                raise ValueError(refusal("pure", must, remedy=remedy))
+        return pure_function
+
+    def _init_all(self, seed: Any) -> Root:
+        mask = RowMask.full(self.signature.num_envs, self.signature.device)
+        self.env._seed(seed, mask)
+        return self.env._restart(mask, None)
+
+    def _reset_rows(self, mask: Tensor, last: Any) -> Root:
+        return self.env._restart(RowMask(mask), last)
+
+    def _root(self, state: TensorDict) -> TensorDict:
+        root = {key: state[key] for key in policy.keys(self.signature)}
+        return tensordict(root, self.signature.num_envs)
+
+    def _given(self, buffers: dict[str, Tensor]) -> list[Tensor]:
+        """The tensors of the env, with those of a state in place of its own."""
+        tensors = list(self._tensors)
+        for index, name in self._names.items():
+            tensors[index] = buffers[name]
+        return tensors
+
+    def _following(
+        self, buffers: dict[str, Tensor], function: PureFunction, written: list[Tensor], root: Root
+    ) -> tuple[TensorDict, TensorDict]:
+        """The next state, and its root."""
+        for index, value in zip(function.written, written, strict=True):
+            buffers[self._names[index]] = value
+        state: Any = {"buffers": TensorDict(buffers, []), **root}
+        return TensorDict(state, []), tensordict(root, self.signature.num_envs)
+
+
+def pure(env: Env) -> PureEnv:
+    """An env as functions of its state: see `PureEnv`."""
+    return PureEnv(env)
