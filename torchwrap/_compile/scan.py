@@ -48,7 +48,8 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
     leaves = rows.leaves(xs)
     if scan_operator is not None and torch.compiler.is_compiling():
         last, outputs = scan_operator(body, first, leaves, reverse=reverse)
-        return build_carry(iter(last)), _decoded(outputs)
+        # Another order of keys would make `torch.compile` compile the next call again.
+        return _ordered(build_carry(iter(last)), carry), _decoded(outputs)
     steps = list(zip(*[leaf.unbind(0) for leaf in leaves], strict=True))
     found = []
     for x in reversed(steps) if reverse else steps:
@@ -96,6 +97,16 @@ def _decoded(value: Any) -> Any:
         return parts
     first, *_ = rows.leaves(entries)
     return TensorDict(entries, first.shape[: 1 + key])
+
+
+def _ordered(value: Any, like: Any) -> Any:
+    """A value with its keys in the order of another one."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple):
+        return tuple([_ordered(part, other) for part, other in zip(value, like, strict=True)])
+    entries = {key: _ordered(value[key], like[key]) for key in like.keys()}
+    return TensorDict(entries, value.batch_size) if isinstance(value, TensorDictBase) else entries
 
 
 def _copies(value: Any) -> list[Tensor]:
