@@ -64,20 +64,17 @@ def by_hand(policy, num_steps, first_index):
     return torch.cat(rows)
 
 
-UNROLLED = pytest.param(3, marks=pytest.mark.full)
-
-
-@pytest.mark.parametrize("unroll", [None, 1, UNROLLED])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
 @torch.no_grad()
-def test_chunks_equal_a_python_loop_over_single_envs(unroll):
+def test_chunks_equal_a_python_loop_over_single_envs(is_compiled):
     env = tw.TransformedEnv(
         ScriptedEnv(NUM_ENVS, (2,)),
         tw.PolicyState({"hidden": (SIZE,)}),
     )
     policy = Recurrent(env)
     collect = tw.Collector(env, policy, num_steps=7)
-    if unroll:
-        tw.compile(collect, backend="aot_eager", unroll=unroll)
+    if is_compiled:
+        tw.compile(collect, backend="aot_eager")
     td = env.reset(seed=0)
     chunks = []
     for _ in range(3):
@@ -252,15 +249,15 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("unroll", [None, UNROLLED])
-def test_state_travels_without_being_kept(unroll):
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_state_travels_without_being_kept(is_compiled):
     env = make()
     other = make()
     policy = Recurrent(env)
     keys = ["action", ("next", "done")]
     collect = tw.Collector(env, policy, 5, keys=keys)
-    if unroll:
-        tw.compile(collect, backend="eager", unroll=unroll)
+    if is_compiled:
+        tw.compile(collect, backend="eager")
     td = env.reset(seed=0)
     other_td = other.reset(seed=0)
     for _ in range(3):
@@ -402,11 +399,10 @@ def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_ste
         collect(td)
 
 
-@pytest.mark.parametrize("unroll", [1, 4])
-def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises(unroll):
+def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises():
     collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), Buffered(), 8)
     with pytest.raises(ValueError, match="PolicyState"):
-        tw.compile(collect, backend="eager", unroll=unroll)
+        tw.compile(collect, backend="eager")
 
 
 class Learns(nn.Module):

@@ -27,8 +27,6 @@ from . import script
 from .measure import ROOT
 from .worker import Timed, nothing, turn
 
-# Steps of a rollout in one graph, by the largest number of envs; with more envs, one step
-UNROLL = {256: 4, 1024: 2}
 # Transforms that are measured with arguments.
 ARGUMENTS: dict[str, Callable[[], T.Transform]] = {
     "ClipObservation": lambda: T.ClipObservation(-10, 10),
@@ -67,8 +65,7 @@ def cartpole(
     env = _build(env, transforms, "eager")
     collect = tw.Collector(env, None, num_steps)
     if way == "compiled":
-        unroll = [steps for most, steps in UNROLL.items() if num_envs <= most]
-        collect = tw.compile(collect, unroll=unroll[0] if unroll else 1)
+        collect = tw.compile(collect)
     data, td = collect(env.reset(seed=0))
 
     def call() -> None:

@@ -13,6 +13,7 @@ from torch.distributions import Categorical, Normal
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap._compile import graph
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -119,11 +120,14 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
         optimize(network)
 
 
-@pytest.mark.parametrize(("num_steps", "unroll"), [pytest.param(1, 2, marks=full), (5, 2)])
-def test_unrolled_steps_match_eager(num_steps, unroll):
+@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("has_scan", [True, False], ids=["scan", "loop"])
+def test_rollout_matches_eager(num_steps, has_scan, monkeypatch):
+    if not has_scan:  # as in a version of PyTorch without the operator
+        monkeypatch.setattr(graph, "flat_scan_operator", None)
     make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
     collect, eager = (tw.Collector(make(), None, num_steps) for _ in range(2))
-    tw.compile(collect, backend="eager", unroll=unroll)
+    tw.compile(collect, backend="eager")
     td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
     for _ in range(3):
         data, td = collect(td)

@@ -380,12 +380,6 @@ def bridged():
             id="transforms around",
         ),
         pytest.param(
-            lambda: compiled(tw.Collector(bare(), None, 3), unroll=0),
-            ValueError,
-            "unroll",
-            id="unroll",
-        ),
-        pytest.param(
             lambda: tw.compile(bare(), backend="nope"), ValueError, "backend", id="backend"
         ),
         pytest.param(

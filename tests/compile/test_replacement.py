@@ -396,13 +396,12 @@ class Steers(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("at", "unroll", "is_compiled"),
-    [(4, 2, True), pytest.param(6, 1, True, marks=full), (4, 1, False)],
+    ("at", "is_compiled"), [(4, True), pytest.param(6, True, marks=full), (4, False)]
 )
-def test_action_out_of_bounds_is_refused_until_a_reset(at, unroll, is_compiled):
+def test_action_out_of_bounds_is_refused_until_a_reset(at, is_compiled):
     collect = tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3)
     if is_compiled:
-        tw.compile(collect, backend="eager", unroll=unroll)
+        tw.compile(collect, backend="eager")
     _, td = collect(collect.env.reset(seed=0))
     with pytest.raises(ValueError, match="action"):
         collect(td)

@@ -157,14 +157,11 @@ def check_compiled_env(stack, backend="aot_eager", tolerance=AOT):
 def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
     rng = random.Random(f"collectors {stack.seed}")
     steps = rng.randint(1, 5)
-    unroll = rng.randint(1, 3)
     keys = rng.choice([None, None, ["action", ("next", "observation")]])
 
     def make(compiled):
         collect = tw.Collector(stack.make(), None, steps, keys=keys)
-        return collect.env, tw.compile(
-            collect, backend=backend, unroll=unroll
-        ) if compiled else collect
+        return collect.env, tw.compile(collect, backend=backend) if compiled else collect
 
     check_compiled(stack, tolerance, 8, COLLECTS, make)
 

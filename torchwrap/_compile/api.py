@@ -25,9 +25,7 @@ Target = TypeVar("Target", Env, Collector)
 
 
 @torch.no_grad()
-def compile(
-    target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None
-) -> Target:
+def compile(target: Target, *, backend: str = "inductor", options: Options | None = None) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs.
 
     Results agree with eager mode up to rounding. A graph reads and writes the buffers and
@@ -48,8 +46,6 @@ def compile(
     Args:
         target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
-        unroll: steps of a collector per graph. For a few dozen envs, several take less time per
-            step, and compilation takes that many times longer.
         options: for Inductor.
 
     Raises:
@@ -75,14 +71,12 @@ def compile(
         raise ValueError(refusal("compile", must, repr(backend), remedy))
     if options and backend != "inductor":
         raise ValueError(refusal("compile", 'options need backend="inductor"', repr(backend)))
-    if not isinstance(unroll, int) or unroll < 1:
-        raise ValueError(refusal("compile", "unroll must be an integer of at least 1", unroll))
     settings = Settings(backend, options or {})
     if isinstance(target, Collector):
         if env.host_stepped:
             must = f"target must not be a collector, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must, remedy="Compile the env instead"))
-        target._compiled = _compiled_collector(target, unroll, settings)
+        target._compiled = _compiled_collector(target, settings)
     elif not env.host_stepped:
         env._compiled = CompiledStep(env, settings)
     else:
@@ -172,7 +166,7 @@ def _host_successor(env: Env) -> TensorDict:
     return TensorDict(values, [num_envs])
 
 
-def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:
+def _compiled_collector(collector: Collector, settings: Settings) -> Rollout:
     """Takes the place of `Collector._collect`."""
     env = collector.env
     env_step: Step = without_generators(env._step_and_reset)
@@ -193,4 +187,4 @@ def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -
 
     root: Root = {**policy.initial(env.signature)}
     root["observation"] = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-    return Rollout(collector, step, root, unroll, settings)
+    return Rollout(collector, step, root, settings)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +11,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.internals import inductor, list_options, resolved
+from torchwrap._compile.internals import flat_scan_operator, inductor, list_options, resolved
+from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.trace import infer, trace
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
@@ -129,18 +130,20 @@ class Graph:
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...], tensors: list[Tensor]) -> Program:
-        name = self.function.__name__.strip("_")
-        start = time.perf_counter()
-        _LOG.info("compiling the %s of %r", name, self.inputs.modules[0])
-        graph, result = trace(self.function, self.inputs, values)
-        used = _prune(graph)
-        example = [tensors[index] for index in used]
-        run = _lower(graph, example, self.settings)
-        program = Program(run, used, rows.builder(result))
-        if captures(example[0].device) and not self.is_part:
+        with _logged(self.function.__name__.strip("_"), self.inputs):
+            graph, result = trace(self.function, self.inputs, values)
+            program = _lower(graph, tensors, result, self.settings)
+        if captures(tensors[0].device) and not self.is_part:
             program.cuda_graph = CudaGraph(program, len(self.inputs.tensors))
-        _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
         return program
+
+
+@contextlib.contextmanager
+def _logged(name: str, inputs: Inputs) -> Iterator[None]:
+    start = time.perf_counter()
+    _LOG.info("compiling the %s of %r", name, inputs.modules[0])
+    yield
+    _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
 
 
 class Rollout:
@@ -150,7 +153,6 @@ class Rollout:
         collector: has the env, the policy and the number of steps.
         step: takes a root. Returns the tensors to store by key, and the next root.
         root: like the roots of later calls.
-        unroll: steps per graph.
         settings: how to compile.
     """
 
@@ -159,113 +161,142 @@ class Rollout:
         collector: Collector,
         step: Callable[[Root], tuple[Storage, Root]],
         root: Root,
-        unroll: int,
         settings: Settings,
     ) -> None:
         self.collector = collector
         self.step = step
-        self.unroll = min(unroll, collector.num_steps)
-        self.build = rows.builder(root)
+        self.settings = settings
         self.inputs = Inputs(self._roots)
-        self.graph = Graph(self._rollout, self.inputs, settings, is_part=True)
         self._prepare(root)
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
-        loop, buffers = self._prepare(root)
-        storage, leaves = loop([*buffers, *rows.leaves(root)])
+        run, buffers = self._prepare(root)
+        storage, following = run(buffers, root)
         outside = storage.pop(OUTSIDE, None)
         if outside is not None and outside.any():
             env = self.collector.env
             must = f"the policy must return actions in {env.single_action_space}"
             raise ValueError(refusal(env._name(), must, "an action outside of it"))
-        following: Any = self.build(iter(leaves))
         return storage, following
 
     def _roots(self) -> list[object]:
         policy = self.collector.policy
         return [self.collector.env, policy, *modules_of(policy)]
 
-    def _prepare(self, root: Root) -> tuple[Loop, list[Tensor]]:
+    def _prepare(self, root: Root) -> tuple[Scan | Loop, list[Tensor]]:
         """The graphs for such roots, compiled if there are none yet, and the buffers."""
         graphs, buffers = self.inputs.current()
-        loop = graphs.get(self)
-        if loop is None:
-            loop = self._compile(root)
-            graphs[self] = loop
-        return loop, buffers
+        run = graphs.get(self)
+        if run is None:
+            run = self._compile(root)
+            graphs[self] = run
+        return run, buffers
 
     @torch.inference_mode(False)  # because later calls can be outside of it
     @torch.no_grad()
-    def _compile(self, root: Root) -> Loop:
-        """Finds out what a step stores, and compiles graphs for it."""
-        num_steps = self.collector.num_steps
+    def _compile(self, root: Root) -> Scan | Loop:
         device = rows.leaves(root)[0].device
-        stored: Any = infer(self.step, self.inputs, (root,))[0]  # type: ignore[index]
-        storage: Storage = {}
-        for key in sorted(stored, key=str):  # the order of `rows.leaves`
-            leaf = stored[key]
-            shape = (num_steps, *leaf.shape)
-            storage[key] = torch.empty(shape, dtype=leaf.dtype, device=device)
-        programs: dict[int, Program] = {}
-        for steps in {self.unroll, num_steps % self.unroll} - {0}:
-            targets = {key: value[:steps] for key, value in storage.items()}
-            programs[steps], _ = self.graph.prepare(root, targets)
-        return Loop(programs, storage, len(self.inputs.tensors))
+        kind = Scan if flat_scan_operator is not None and not captures(device) else Loop
+        return kind(self.step, self.inputs, root, self.collector.num_steps, self.settings)
 
-    def _rollout(self, root: Root, targets: Storage) -> Root:
-        """The function of a graph: as many steps as the targets have room for."""
-        steps: list[Storage] = []
-        first, *_ = targets.values()
-        while len(steps) < len(first):
-            stored, root = self.step(root)
-            steps.append(stored)
-        for key, target in targets.items():
-            target.copy_(torch.stack([stored[key] for stored in steps]))
-        return root
+
+class Scan:
+    """The steps of a rollout as one graph: a scan over the step without side effects."""
+
+    def __init__(
+        self, step: Function, inputs: Inputs, root: Root, num_steps: int, settings: Settings
+    ) -> None:
+        self.step = PureFunction(step, inputs, (root,))
+        self.num_steps = num_steps
+        self.num_buffers = len(inputs.tensors)
+        self.num_leaves = len(rows.leaves(root))
+        leaves = map(resolved, rows.leaves(root))
+        tensors = [*inputs.tensors, *leaves, *self.step.constants]
+        with _logged("rollout", inputs):
+            graph = make_fx(self._scan, tracing_mode="fake")(*tensors)
+            self.program = _lower(graph, tensors, self.step.result, settings)
+
+    def __call__(self, buffers: list[Tensor], root: Root) -> tuple[Storage, Root]:
+        leaves = map(resolved, rows.leaves(root))
+        results = self.program([*buffers, *leaves, *self.step.constants])
+        result: Any = self.program.build(iter(results))
+        return result  # type: ignore[no-any-return]
+
+    def _scan(self, *tensors: Tensor) -> list[Tensor]:
+        """The function of the graph. It writes to the buffers."""
+        end = self.num_buffers + self.num_leaves
+        carried = [*self.step.written, *range(self.num_buffers, end)]
+        others = [index for index in range(len(tensors)) if index not in carried]
+        number = len(carried)
+
+        def body(*given: Tensor) -> list[Tensor]:
+            arguments = dict(zip(carried, given, strict=False))
+            arguments.update(zip(others, given[number + 1 :], strict=True))
+            results = self.step.graph(*[arguments[index] for index in range(len(tensors))])
+            # Copies, because what the operator returns must not share memory.
+            copies = [result.clone(memory_format=torch.contiguous_format) for result in results]
+            written = copies[: len(self.step.written)]
+            following = copies[-self.num_leaves :]
+            stored = copies[len(written) : -self.num_leaves]
+            return [*written, *following, *stored]
+
+        first = [tensors[index].contiguous() for index in carried]
+        unchanged = [tensors[index] for index in others]
+        steps = torch.zeros(self.num_steps, 1)
+        results = flat_scan_operator(body, first, [steps], unchanged)
+        for index, value in zip(self.step.written, results, strict=False):
+            tensors[index].copy_(value)
+        return [*results[number:], *results[number - self.num_leaves : number]]
 
 
 class Loop:
-    """The graphs of a rollout. They run one after the other, the longest ones first.
+    """The steps of a rollout as one graph that runs several times.
 
-    On CUDA, they are parts of one CUDA graph, into storage that stays the same.
-
-    Args:
-        programs: by their number of steps.
-        storage: tensors like those to write to.
-        num_buffers: the number of tensors of `Inputs`.
+    On CUDA, all of them are one CUDA graph, into storage that stays the same.
     """
 
-    def __init__(self, programs: dict[int, Program], storage: Storage, num_buffers: int) -> None:
-        self.programs = programs
-        self.num_buffers = num_buffers
+    def __init__(
+        self, step: Function, inputs: Inputs, root: Root, num_steps: int, settings: Settings
+    ) -> None:
+        self.step = step
+        self.build_root = rows.builder(root)
+        self.num_buffers = len(inputs.tensors)
+        device = rows.leaves(root)[0].device
+        result: Any = infer(step, inputs, (root,))
+        stored: Storage = result[0]
+        self.storage: Storage = {}
+        for key in sorted(stored, key=str):  # the order of `rows.leaves`
+            leaf = stored[key]
+            shape = (num_steps, *leaf.shape)
+            self.storage[key] = torch.empty(shape, dtype=leaf.dtype, device=device)
+        graph = Graph(self._store_step, inputs, settings, is_part=True)
+        targets = {key: value[0] for key, value in self.storage.items()}
+        self.program, _ = graph.prepare(root, targets)
         self.cuda_graph: CudaGraph | None = None
-        device = rows.leaves(storage)[0].device
         if captures(device):
-            self.storage = storage
-            run = functools.partial(self._run, storage)
-            self.cuda_graph = CudaGraph(run, num_buffers)
-        else:
-            self.storage = {key: value.to("meta") for key, value in storage.items()}
+            self.cuda_graph = CudaGraph(self._run, self.num_buffers)
 
-    def __call__(self, tensors: list[Tensor]) -> tuple[Storage, Sequence[Tensor]]:
-        """The steps of the rollout, and the leaves of the last root."""
-        if self.cuda_graph is not None:
-            leaves = self.cuda_graph(tensors)
-            return {key: value.clone() for key, value in self.storage.items()}, leaves
-        storage: Storage = {}
-        for key, value in self.storage.items():
-            storage[key] = torch.empty_like(value, device=tensors[-1].device)
-        return storage, self._run(storage, tensors)
+    def __call__(self, buffers: list[Tensor], root: Root) -> tuple[Storage, Root]:
+        run = self.cuda_graph or self._run
+        leaves = run([*buffers, *rows.leaves(root)])
+        following: Any = self.build_root(iter(leaves))
+        return {key: value.clone() for key, value in self.storage.items()}, following
 
-    def _run(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def _run(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         buffers = tensors[: self.num_buffers]
         leaves: Sequence[Tensor] = tensors[self.num_buffers :]
-        split = functools.partial(torch.split, split_size_or_sections=max(self.programs))
-        for targets in zip(*map(split, storage.values()), strict=True):
-            program = self.programs[len(targets[0])]
-            # A root of an env, or of the steps before, can be in any layout.
-            leaves = program([*buffers, *map(resolved, leaves), *targets])
+        for targets in zip(*self.storage.values(), strict=True):
+            # A root of an env, or of the step before, can be in any layout.
+            leaves = self.program([*buffers, *map(resolved, leaves), *targets])
         return leaves
+
+    def _store_step(self, root: Root, targets: Storage) -> Root:
+        """The function of the graph."""
+        result: Any = self.step(root)
+        stored, following = result
+        for key, target in targets.items():
+            target.copy_(stored[key])
+        return following  # type: ignore[no-any-return]
 
 
 def _repeated(leaves: Sequence[Tensor]) -> list[int]:
@@ -292,27 +323,26 @@ def _prune(graph: GraphModule) -> list[int]:
     return used
 
 
-def _lower(graph: GraphModule, example: Sequence[Tensor], settings: Settings) -> Run:
-    """A callable that computes the graph for tensors like the example; it is compiled here.
+def _lower(
+    graph: GraphModule, tensors: Sequence[Tensor], result: Nested, settings: Settings
+) -> Program:
+    """The program of a graph, for tensors like these.
 
     Inductor is called directly if PyTorch has its entry point, without the guards of
-    `torch.compile`: the caller has checked the tensors.
+    `torch.compile`: the caller has checked the tensors. Otherwise the first call compiles.
     """
+    used = _prune(graph)
     backend = settings.backend
-    if backend == "eager":
-        return graph
-    cuda = {tensor.device for tensor in example if tensor.is_cuda}
+    run: Run = graph
     options: dict[str, Any] = dict(settings.options)
-    if backend == "inductor":
-        if not cuda:
-            known = {name: _CPU_OPTIONS[name] for name in list_options() if name in _CPU_OPTIONS}
-            options = {**known, **options}
-        if inductor is not None:
-            fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            return inductor(graph, fakes, options=options)  # type: ignore[no-any-return]
-    run: Run = torch.compile(
-        graph, fullgraph=True, dynamic=False, backend=backend, options=options or None
-    )
-    with torch.random.fork_rng(cuda):
-        run(*copy.deepcopy(example))  # the first call compiles
-    return run
+    if backend == "inductor" and not any(tensor.is_cuda for tensor in tensors):
+        known = {name: _CPU_OPTIONS[name] for name in list_options() if name in _CPU_OPTIONS}
+        options = {**known, **options}
+    if backend == "inductor" and inductor is not None:
+        fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        run = inductor(graph, fakes, options=options)
+    elif backend != "eager":
+        run = torch.compile(
+            graph, fullgraph=True, dynamic=False, backend=backend, options=options or None
+        )
+    return Program(run, used, rows.builder(result))

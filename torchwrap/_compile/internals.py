@@ -20,11 +20,14 @@ try:
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
 try:
-    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.scan import scan, scan_op
 
     scan_operator: Any = scan
+    flat_scan_operator: Any = scan_op
+    """Of a function of the tensors of the carry, of a slice, and of those that stay the same."""
 except ImportError:
     scan_operator = None
+    flat_scan_operator = None
 
 
 def layout(tensor: Tensor) -> tuple[object, ...]:

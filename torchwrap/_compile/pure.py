@@ -35,16 +35,17 @@ class PureFunction:
     def __init__(self, function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> None:
         traced = trace(function, inputs, values)
         # Copies, because a tensor that is given twice would be one input of the graph.
-        leaves = [*inputs.tensors, *rows.leaves(values)]
-        examples = [resolved(leaf).clone() for leaf in leaves]
+        leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
         without_writes = functionalize(traced.graph, remove="mutations")
-        self.graph = make_fx(without_writes, tracing_mode="fake")(*examples)
+        self.graph = make_fx(without_writes, tracing_mode="fake")(*inputs.tensors, *leaves)
         self.written = _return_writes(self.graph)
+        self.constants = _lift_constants(self.graph)
+        self.result = traced.result
         self.build = rows.builder(traced.result)
 
     def __call__(self, tensors: Sequence[Tensor], *values: Nested) -> Any:
         """Returns the new values of the tensors `written`, and the result."""
-        results = self.graph(*tensors, *rows.leaves(values))
+        results = self.graph(*tensors, *rows.leaves(values), *self.constants)
         number = len(self.written)
         return results[:number], self.build(iter(results[number:]))
 
@@ -66,6 +67,21 @@ def _return_writes(graph: GraphModule) -> list[int]:
     output.args = ((*values, *results),)
     graph.recompile()
     return written
+
+
+def _lift_constants(graph: GraphModule) -> list[Tensor]:
+    """Turns the constants of a graph into inputs, after the others. Returns them."""
+    constants = []
+    last = list(graph.graph.find_nodes(op="placeholder"))[-1]
+    for node in graph.graph.find_nodes(op="get_attr"):
+        constants.append(getattr(graph, str(node.target)))
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"constant_{len(constants)}")
+        last.meta = node.meta
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return constants
 
 
 class PureEnv:
