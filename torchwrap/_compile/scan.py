@@ -68,7 +68,8 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
 
     if scan_operator is not None and torch.compiler.is_compiling():
         last, outputs = scan_operator(body, first, leaves, reverse=reverse)
-        return build_carry(iter(last)), _decoded(outputs)
+        # Another order of keys would make `torch.compile` compile the next call again.
+        return _ordered(build_carry(iter(last)), carry), _decoded(outputs)
     found = []
     for index in reversed(range(number)) if reverse else range(number):
         first, encoded = body(first, [leaf[index] for leaf in leaves])
@@ -78,7 +79,7 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
         found.append(output)
     if reverse:
         found.reverse()
-    return build_carry(iter(first)), _stacked(found)
+    return _ordered(build_carry(iter(first)), carry), _stacked(found)
 
 
 def _layout(name: str, value: Any) -> dict[str, Any]:
@@ -162,6 +163,16 @@ def _decoded(value: Any, number_of_new: int = 1) -> Any:
         return entries
     first, *_ = rows.leaves(entries)
     return TensorDict(entries, first.shape[: number_of_new + batch_dims])
+
+
+def _ordered(value: Any, like: Any) -> Any:
+    """A value with its keys in the order of another one."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple):
+        return tuple([_ordered(part, other) for part, other in zip(value, like, strict=True)])
+    entries = {key: _ordered(value[key], like[key]) for key in like.keys()}
+    return TensorDict(entries, value.batch_size) if isinstance(value, TensorDictBase) else entries
 
 
 def _copies(value: Any) -> list[Tensor]:
