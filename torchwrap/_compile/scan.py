@@ -52,7 +52,7 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
     if not first:
         raise ValueError(refusal("scan", "carry must hold a tensor", remedy="Carry a counter"))
     build_carry = rows.builder(carry)
-    build_x = rows.builder(xs)
+    build_x = rows.builder(_first_slice(xs))
 
     def body(carry: list[Tensor], x: list[Tensor]) -> Any:
         # Copies, because the operator allows no writes to what it is given.
@@ -125,6 +125,17 @@ def _number_of_steps(xs: Any) -> int:
     must = "xs must hold tensors with the steps as their first dimension, at least one"
     got = ", ".join(f"{path} of length {length}" for path, length in lengths.items())
     raise ValueError(refusal("scan", must, got or "no tensor"))
+
+
+def _first_slice(value: Any) -> Any:
+    """The first slice. A TensorDict without batch dimensions stays as it is."""
+    if isinstance(value, tuple):
+        return tuple([_first_slice(part) for part in value])
+    if isinstance(value, dict):
+        return {key: _first_slice(part) for key, part in value.items()}
+    if isinstance(value, TensorDictBase) and not value.batch_dims:
+        return value
+    return value[0]
 
 
 def _stacked(values: list[Any]) -> Any:
