@@ -33,6 +33,7 @@ Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 """From a root, `(num_envs,)` with `observation`, to the root with `action`, or to the action."""
 
 IS_INIT = "is_init"
+_IS_INIT = EnvBuffer((1,), torch.bool, fill=True)
 DECLARED = "Declare what the policy carries from step to step with PolicyState"
 NUM_FIRST_CALLS = 3
 
@@ -126,7 +127,7 @@ def declared(signature: Signature) -> dict[str, EnvBuffer]:
     """The entries of a root that belong to the policy."""
     entries = dict(signature.policy_state)
     if entries:
-        entries[IS_INIT] = EnvBuffer((1,), torch.bool, fill=True)
+        entries[IS_INIT] = _IS_INIT
     return entries
 
 

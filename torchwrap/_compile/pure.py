@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.func import functionalize
 from torch.fx import GraphModule
@@ -16,7 +16,7 @@ from torchwrap import policy, spaces
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.internals import resolved
 from torchwrap._compile.trace import trace, without_generators
-from torchwrap._core import rows
+from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested, RowMask, tensordict
 from torchwrap.env import Env, Root
@@ -37,7 +37,8 @@ class PureFunction:
         # Copies, because a tensor that is given twice would be one input of the graph.
         leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
         without_writes = functionalize(traced.graph, remove="mutations")
-        self.graph = make_fx(without_writes, tracing_mode="fake")(*inputs.tensors, *leaves)
+        trace_pure = make_fx(without_writes, _DECOMPOSITIONS, "fake")
+        self.graph = trace_pure(*inputs.tensors, *leaves)
         self.written = _return_writes(self.graph)
         self.constants = _lift_constants(self.graph)
         self.result = traced.result
@@ -94,7 +95,8 @@ class PureEnv:
 
     Args:
         env: a native or functional env with any transforms. Its Python values, its parameters, its
-            mode and its buffers that are in no snapshot are constants.
+            mode and its buffers that are in no snapshot are constants. A compiled env is taken as
+            the eager env.
 
     Raises:
         ValueError: for code that `compile` refuses, and for a simulator on the host.
@@ -109,13 +111,16 @@ class PureEnv:
 
     @torch.no_grad()
     def __init__(self, env: Env) -> None:
+        if not isinstance(env, Env):
+            raise TypeError(refusal("pure", "env must be an Env", type(env).__name__))
         if env.host_stepped or not env.can_snapshot:
             must = f"env must not be {env!r}, because a simulator outside of PyTorch steps it"
             raise ValueError(refusal("pure", must))
         self.env = env
         self.signature = env.signature
         inputs = Inputs(lambda: [env])
-        self._tensors = inputs.tensors
+        # Detached, because no gradient flows through a step.
+        self._tensors = [tensor.detach() for tensor in inputs.tensors]
         indices = {id(tensor): index for index, tensor in enumerate(inputs.tensors)}
         buffers = env._state_buffers()
         self._names = {indices[id(buffer)]: name for name, buffer in buffers.items()}
@@ -128,6 +133,8 @@ class PureEnv:
         policy_state = {name: initial[name] for name in env.signature.policy_state}
         root: Root = {**initial}
         root["observation"] = spaces.zeros(env.single_observation_space, num_envs, device)
+        state: Any = {"buffers": TensorDict(buffers, []), **root}
+        self._layout = _layout(TensorDict(state, []))
         self._init = self._function(self._init_all, inputs, seed)
         self._reset = self._function(self._reset_rows, inputs, mask, root)
         self._step = self._function(env._step_and_reset, inputs, action, policy_state)
@@ -144,9 +151,15 @@ class PureEnv:
             state: the state.
             root: the root of the first step.
         """
-        if not isinstance(seed, Tensor):
+        owner = "pure.init"
+        if isinstance(seed, Tensor):
+            _check_tensor(owner, "seed", seed, torch.int64, (), self.signature.device)
+        else:
+            if not torch.compiler.is_compiling():
+                seed = validation.integer(owner, "seed", seed, 0, 2**64 - 1)
             seed = torch.tensor(seed - (seed >> 63 << 64), device=self.signature.device)
-        buffers = {name: self._tensors[index] for index, name in self._names.items()}
+        # Copies, because the env may write to its own.
+        buffers = {name: self._tensors[index].clone() for index, name in self._names.items()}
         written, root = self._init(self._tensors, seed)
         return self._following(buffers, self._init, written, root)
 
@@ -161,9 +174,12 @@ class PureEnv:
             state: the next state.
             root: the root of the next step.
         """
+        self._check_state("reset", state)
+        size = self.signature.num_envs
+        device = self.signature.device
         if mask is None:
-            size = self.signature.num_envs
-            mask = torch.ones(size, dtype=torch.bool, device=self.signature.device)
+            mask = torch.ones(size, dtype=torch.bool, device=device)
+        _check_tensor("pure.reset", "mask", mask, torch.bool, (size,), device)
         last: Any = dict(self._root(state).items())
         buffers = dict(state["buffers"].items())
         written, root = self._reset(self._given(buffers), mask, last)
@@ -182,6 +198,7 @@ class PureEnv:
             transition: as that of `Env.step`.
             root: the root of the next step.
         """
+        self._check_state("step", state)
         env = self.env
         td = env._with_action(self._root(state), action)
         env._check_step_input(td, bounds=False)
@@ -210,6 +227,25 @@ class PureEnv:
                 raise ValueError(refusal("pure", must, remedy=remedy))
         return pure_function
 
+    def _check_state(self, call: str, state: Any) -> None:
+        """Raises unless the tensors are as those of a state of this env."""
+        if torch.compiler.is_compiling():
+            return
+        owner = f"pure.{call}"
+        remedy = "Pass a state of the same pure(env), and several ones through torch.vmap"
+        if not isinstance(state, TensorDictBase):
+            must = "state must be a TensorDict"
+            raise TypeError(refusal(owner, must, type(state).__name__, remedy))
+        found = _layout(state)
+        if found == self._layout:
+            return
+        for name in {**self._layout, **found}:
+            needed = self._layout.get(name, "absent")
+            got = found.get(name, "absent")
+            if got != needed:
+                must = f"state must be one of this env, whose {name} is {needed}"
+                raise ValueError(refusal(owner, must, got, remedy))
+
     def _init_all(self, seed: Any) -> Root:
         mask = RowMask.full(self.signature.num_envs, self.signature.device)
         self.env._seed(seed, mask)
@@ -237,6 +273,51 @@ class PureEnv:
             buffers[self._names[index]] = value
         state: Any = {"buffers": TensorDict(buffers, []), **root}
         return TensorDict(state, []), tensordict(root, self.signature.num_envs)
+
+
+def _layout(state: TensorDictBase) -> dict[Any, Any]:
+    """Shape, dtype and device of each tensor, by its key."""
+    found = {}
+    for key, leaf in state.items(True, True):
+        found[key] = (tuple(leaf.shape), leaf.dtype, leaf.device)
+    return found
+
+
+def _check_tensor(
+    owner: str,
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    if torch.compiler.is_compiling():
+        return
+    is_tensor = isinstance(value, Tensor)
+    if not is_tensor or (value.dtype, value.shape, value.device) != (dtype, shape, device):
+        must = f"{name} must have shape {shape} and dtype {dtype}, on {device}"
+        got = validation.described(value)
+        if is_tensor:
+            got += f" on {value.device}"
+        raise ValueError(refusal(owner, must, got))
+
+
+# `torch.vmap` has no rule of its own for these two operators, and would loop over the seeds.
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    value = source.to(target.device, target.dtype)
+    return value.expand(target.shape).contiguous()
+
+
+def _masked_fill(tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    return torch.where(mask, value.to(tensor.device, tensor.dtype), tensor)
+
+
+_DECOMPOSITIONS: Any = {
+    torch.ops.aten.copy.default: _copy,
+    torch.ops.aten.masked_fill.Tensor: _masked_fill,
+}
 
 
 def pure(env: Env) -> PureEnv:

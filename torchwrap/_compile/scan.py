@@ -10,7 +10,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap._compile.internals import scan_operator
-from torchwrap._core import rows
+from torchwrap._core import rows, validation
+from torchwrap._core.errors import refusal
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -19,45 +20,122 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
     """A loop over the first dimension of `xs`, as `jax.lax.scan`.
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
-    steps. Otherwise, and if PyTorch lacks this operator, it is a Python loop.
+    steps. Otherwise, and if PyTorch lacks this operator, it is a Python loop. The function gets
+    copies and may write to them. Gradients flow, but not through steps of envs.
 
     Args:
         function: takes the carry and a slice of `xs`. Returns the next carry, of the same
-            structure, shapes and dtypes, and an output.
+            structure, shapes and dtypes, and an output; `()` if there is none.
         carry: the first carry: Tensors, TensorDicts, and tuples and dicts of them.
-        xs: likewise, each tensor with the steps as its first dimension.
+        xs: likewise, each tensor with the steps as its first dimension, at least one.
         reverse: whether to begin with the last slice.
 
     Returns:
         carry: the last carry.
         outputs: the outputs, stacked in a new first dimension, in the order of `xs`.
 
+    Raises:
+        TypeError: for values of other types, by their names.
+        ValueError: for a carry that changes its structure, shape or dtype, and for tensors in `xs`
+            of different lengths. `torch.compile` may wrap these errors.
+
     >>> def add(total, x):
     ...     return total + x, total + x
     >>> scan(add, torch.tensor(0), torch.arange(4))
     (tensor(6), tensor([0, 1, 3, 6]))
     """
+    validation.function("scan", "function", function)
+    layout = _layout("carry", carry)
+    number = _number_of_steps(xs)
+    leaves = rows.leaves(xs)
+    first = _copies(carry)
+    if not first:
+        raise ValueError(refusal("scan", "carry must hold a tensor", remedy="Carry a counter"))
     build_carry = rows.builder(carry)
-    build_x = rows.builder(xs)
+    build_x = rows.builder(_first_slice(xs))
 
     def body(carry: list[Tensor], x: list[Tensor]) -> Any:
-        following, output = function(build_carry(iter(carry)), build_x(iter(x)))
+        # Copies, because the operator allows no writes to what it is given.
+        given = build_carry(iter(_copies(tuple(carry))))
+        result = function(given, build_x(iter(_copies(tuple(x)))))
+        if not isinstance(result, tuple) or len(result) != 2:
+            must = "function must return a tuple of the next carry and an output"
+            raise TypeError(refusal("scan", must, type(result).__name__))
+        following, output = result
+        _check_same("carry", layout, following)
+        _layout("output", output)
         return _copies(following), _encoded(output)
 
-    first = _copies(carry)
-    leaves = rows.leaves(xs)
     if scan_operator is not None and torch.compiler.is_compiling():
         last, outputs = scan_operator(body, first, leaves, reverse=reverse)
         # Another order of keys would make `torch.compile` compile the next call again.
         return _ordered(build_carry(iter(last)), carry), _decoded(outputs)
-    steps = list(zip(*[leaf.unbind(0) for leaf in leaves], strict=True))
     found = []
-    for x in reversed(steps) if reverse else steps:
-        carry, output = function(carry, build_x(iter(x)))
+    for index in reversed(range(number)) if reverse else range(number):
+        first, encoded = body(first, [leaf[index] for leaf in leaves])
+        output = _decoded(encoded, number_of_new=0)
+        if found:
+            _check_same("output", _layout("output", found[0]), output)
         found.append(output)
     if reverse:
         found.reverse()
-    return carry, _stacked(found)
+    return _ordered(build_carry(iter(first)), carry), _stacked(found)
+
+
+def _layout(name: str, value: Any) -> dict[str, Any]:
+    """Types of containers, and shapes and dtypes of tensors, by their names in error messages."""
+    if isinstance(value, Tensor):
+        return {name: (tuple(value.shape), value.dtype)}
+    is_tensordict = isinstance(value, TensorDictBase)
+    if not isinstance(value, tuple | dict) and not (is_tensordict and rows.leaves(value)):
+        must = f"{name} must be a tensor, or a TensorDict, tuple or dict of tensors"
+        got = "an empty TensorDict" if is_tensordict else type(value).__name__
+        remedy = "Return () for no output" if name == "output" else ""
+        raise TypeError(refusal("scan", must, got, remedy))
+    keys: Any = range(len(value)) if isinstance(value, tuple) else value.keys()
+    found: dict[str, Any] = {name: "a TensorDict" if is_tensordict else type(value).__name__}
+    for key in keys:
+        found.update(_layout(f"{name}[{key!r}]", value[key]))
+    return found
+
+
+def _check_same(name: str, expected: dict[str, Any], value: Any) -> None:
+    found = _layout(name, value)
+    for path in [*expected, *found]:
+        needed = expected.get(path, "absent")
+        got = found.get(path, "absent")
+        if got != needed:
+            must = f"function must return the same layout in every step, and {path} must be"
+            raise ValueError(refusal("scan", f"{must} {_shown(needed)}", _shown(got)))
+
+
+def _shown(layout: Any) -> str:
+    return layout if isinstance(layout, str) else f"{layout[0]} {layout[1]}"
+
+
+def _number_of_steps(xs: Any) -> int:
+    """Raises unless each tensor has the same number of steps, at least one."""
+    lengths: dict[str, Any] = {}
+    for path, layout in _layout("xs", xs).items():
+        if not isinstance(layout, str):
+            lengths[path] = layout[0][0] if layout[0] else None
+    distinct = set(lengths.values())
+    if len(distinct) == 1 and distinct.isdisjoint([0, None]):
+        return int(distinct.pop())
+    must = "xs must hold tensors with the steps as their first dimension, at least one"
+    got = ", ".join(f"{path} of length {length}" for path, length in lengths.items())
+    raise ValueError(refusal("scan", must, got or "no tensor"))
+
+
+def _first_slice(value: Any) -> Any:
+    """The first slice. A TensorDict without batch dimensions stays as it is."""
+    if isinstance(value, tuple):
+        return tuple([_first_slice(part) for part in value])
+    if isinstance(value, dict):
+        return {key: _first_slice(part) for key, part in value.items()}
+    if isinstance(value, TensorDictBase) and not value.batch_dims:
+        return value
+    return value[0]
 
 
 def _stacked(values: list[Any]) -> Any:
@@ -66,12 +144,12 @@ def _stacked(values: list[Any]) -> Any:
     if isinstance(first, Tensor | TensorDictBase):
         return torch.stack(values)
     if isinstance(first, tuple):
-        return tuple(_stacked(list(parts)) for parts in zip(*values, strict=True))
+        return tuple([_stacked(list(parts)) for parts in zip(*values, strict=True)])
     return {key: _stacked([value[key] for value in values]) for key in first}
 
 
-# The operator takes no TensorDict. A dict takes its place, whose one key is the number of its batch
-# dimensions.
+# The operator takes no TensorDict. A dict with one key takes its place and that of a dict: the
+# number of batch dimensions, or -1.
 
 
 def _encoded(value: Any) -> Any:
@@ -81,22 +159,21 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple([_encoded(part) for part in value])
     entries = {key: _encoded(part) for key, part in value.items()}
-    if isinstance(value, TensorDictBase):
-        return {value.batch_dims: entries}
-    return entries
+    return {value.batch_dims if isinstance(value, TensorDictBase) else -1: entries}
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: Any, number_of_new: int = 1) -> Any:
+    """The inverse. Tensors have this number of new dimensions."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple):
-        return tuple([_decoded(part) for part in value])
-    parts = {key: _decoded(part) for key, part in value.items()}
-    ((key, entries),) = list(parts.items())[:1]
-    if not isinstance(key, int):
-        return parts
+        return tuple([_decoded(part, number_of_new) for part in value])
+    ((batch_dims, encoded),) = value.items()
+    entries = {key: _decoded(part, number_of_new) for key, part in encoded.items()}
+    if batch_dims < 0:
+        return entries
     first, *_ = rows.leaves(entries)
-    return TensorDict(entries, first.shape[: 1 + key])
+    return TensorDict(entries, first.shape[: number_of_new + batch_dims])
 
 
 def _ordered(value: Any, like: Any) -> Any:
@@ -110,4 +187,5 @@ def _ordered(value: Any, like: Any) -> Any:
 
 
 def _copies(value: Any) -> list[Tensor]:
-    return [leaf.clone() for leaf in rows.leaves(value)]
+    """Contiguous, because strides belong to the layout of the operator's carry."""
+    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in rows.leaves(value)]

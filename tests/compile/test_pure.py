@@ -1,0 +1,393 @@
+"""pure(env) agrees with the env bit for bit, has no side effects, and refuses by name."""
+
+import functools
+
+import pytest
+import torch
+from catalogue import (
+    COMPILED,
+    ENDINGS,
+    NUM_ENVS,
+    WRAPPERS,
+    cartpole,
+    gymnasium_cartpole,
+    stack,
+)
+from helpers import AOT, INDUCTOR, assert_same, buffers, mostly_full
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
+from torchwrap.testing import ScriptedEnv
+
+STEPS = 500
+full = pytest.mark.full
+MASK = torch.arange(NUM_ENVS) % 2 == 0
+FAST = ("PolicyState", "Compose of two", "Compose of none, Dict spaces")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def with_policy_state(env, td):
+    for name in env.signature.policy_state:
+        td["next", name] = td[name] + 1
+    return td
+
+
+def assert_agrees(make, num_steps, tolerance=0.0, step=None, reset=None):
+    """The verbs of an env and the functions of another one return the same. Returns the flags."""
+    env, sampler = make(), make()
+    pure = tw.pure(make())
+    step = step or pure.step
+    reset = reset or pure.reset
+    sampler.reset(seed=5)
+    actions = [sampler.sample_action() for _ in range(23)]
+    expected_td = env.reset(seed=3)
+    state, td = pure.init(3)
+    assert_same(td, expected_td, tolerance)
+    flags = []
+    for index in range(num_steps):
+        action = actions[index % 23]
+        for root in (td, expected_td):
+            with_policy_state(env, root.set("action", action.clone()))
+        expected, expected_td = env.step(expected_td)
+        state, transition, td = step(state, td)
+        assert_same(transition, expected, tolerance)
+        assert_same(td, expected_td, tolerance)
+        if index % 50 == 19:
+            expected_td = env.reset(mask=MASK[: env.num_envs])
+            state, td = reset(state, MASK[: env.num_envs])
+            assert_same(td, expected_td, tolerance)
+        if index % 50 in (0, 20):
+            assert_same(state, env.snapshot(), tolerance)
+        flags.append(expected["next"].select("terminated", "truncated", "done").clone())
+    assert_same(state, env.snapshot(), tolerance)
+    return torch.stack(flags)
+
+
+# Agreement with the env.
+
+
+@pytest.mark.parametrize("name", mostly_full(COMPILED, *FAST))
+def test_transform_agrees_bit_for_bit(name):
+    flags = assert_agrees(functools.partial(stack, name), STEPS if name not in FAST else 60)
+    assert flags["done"].any(0).all()
+    assert not flags["done"].all(1).all()
+
+
+@pytest.mark.parametrize("name", mostly_full(ENDINGS, "by both"))
+def test_episodes_that_end_in_any_way_agree(name):
+    flags = assert_agrees(functools.partial(stack, "Compose of seven", **ENDINGS[name]), 60)
+    assert flags["done"].any() == (name != "never")
+
+
+class VmappedPendulum(Pendulum):
+    broadcasts = False
+
+
+ENVS = {
+    "Acrobot-v1": lambda: tw.make("Acrobot-v1", NUM_ENVS, max_episode_steps=7),
+    "CartPole-v1": lambda: tw.make("CartPole-v1", NUM_ENVS),
+    "MountainCar-v0": lambda: tw.make("MountainCar-v0", NUM_ENVS, max_episode_steps=7),
+    "Pendulum-v1": lambda: tw.make("Pendulum-v1", NUM_ENVS, max_episode_steps=7),
+    "vmapped": lambda: tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=5),
+    "stacked CartPole": cartpole,
+    **{
+        name: functools.partial(WRAPPERS[name], NUM_ENVS)
+        for name in ("RepeatAction", "RepeatAction of CartPole", "MaxAndSkipObservation")
+    },
+}
+
+
+@pytest.mark.parametrize("name", mostly_full(ENVS, "CartPole-v1"))
+def test_env_agrees_bit_for_bit(name):
+    assert assert_agrees(ENVS[name], STEPS)["done"].any()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40, 2**64 - 1])
+def test_init_is_a_seeded_reset(seed):
+    env = cartpole()
+    state, root = of_cartpole().init(seed)
+    assert_same(root, env.reset(seed=seed))
+    assert_same(state, env.snapshot())
+
+
+@functools.cache
+def of_cartpole():
+    return tw.pure(cartpole())
+
+
+@functools.cache
+def of_two():
+    return tw.pure(stack("Compose of two"))
+
+
+def some_actions(number=1):
+    env = stack("Compose of two")
+    env.reset(seed=1)
+    return torch.stack([env.sample_action() for _ in range(number)])
+
+
+def test_step_takes_the_snapshot_of_an_env():
+    env = stack("Compose of two")
+    env.reset(seed=0)
+    action = some_actions()[0]
+    state, transition, _ = of_two().step(env.snapshot(), action.clone())
+    expected, _ = env.step(action)
+    assert_same(transition, expected)
+    assert_same(state, env.snapshot())
+
+
+def test_env_restores_a_state():
+    env = stack("Compose of two")
+    first, second = some_actions(2)
+    state, _, _ = of_two().step(of_two().init(0)[0], first)
+    env.restore(state)
+    _, expected, _ = of_two().step(state, second.clone())
+    assert_same(env.step(second)[0], expected)
+
+
+def test_compiled_env_is_taken_as_the_eager_one():
+    pure = tw.pure(tw.compile(stack("Compose of two"), backend="eager"))
+    action = some_actions()[0]
+    expected = of_two().step(of_two().init(0)[0], action)
+    for value, other in zip(pure.step(pure.init(0)[0], action), expected, strict=True):
+        assert_same(value, other)
+
+
+def test_eval_env_takes_the_state_of_the_training_one():
+    env = stack("NormalizeObservation")
+    training = tw.pure(env)
+    frozen = tw.pure(env.eval())
+    state, _ = training.init(0)
+    for action in some_actions(3):
+        state, _, _ = training.step(state, action)
+    following, _, _ = frozen.step(state, action)
+    names = [key for key in state.keys(True, True) if "count" in key[-1]]
+    assert names
+    for key in names:
+        assert (following[key] == state[key]).all()
+
+
+# torch.compile.
+
+
+def compiled(function, backend="aot_eager"):
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("name", mostly_full(COMPILED, "Compose of two"))
+def test_compiled_step_agrees_with_a_compiled_env(name):
+    env = tw.compile(stack(name), backend="aot_eager")
+    pure = tw.pure(stack(name))
+    step = compiled(pure.step)
+    env_td = env.reset(seed=0)
+    state, td = pure.init(0)
+    sampler = stack(name)
+    sampler.reset(seed=1)
+    for _ in range(30):
+        action = sampler.sample_action()
+        for root in (td, env_td):
+            with_policy_state(env, root.set("action", action.clone()))
+        expected, env_td = env.step(env_td)
+        state, transition, td = step(state, td)
+        assert_same(transition, expected, AOT)
+        assert_same(td, env_td, AOT)
+
+
+@full
+def test_step_through_inductor_agrees():
+    pure = tw.pure(stack("Compose of seven"))
+    step = compiled(pure.step, "inductor")
+    assert_agrees(functools.partial(stack, "Compose of seven"), 60, INDUCTOR, step)
+
+
+# No side effects.
+
+
+def play(pure, state):
+    results = []
+    for action in some_actions(5):
+        state, transition, root = pure.step(state, action)
+        results += [state.clone(), transition.clone(), root.clone()]
+    state, root = pure.reset(state, MASK)
+    return [*results, state.clone(), root.clone()]
+
+
+def env_steps(env):
+    env.step(env.sample_action())
+
+
+DISTURBANCES = {
+    "nothing": lambda env: None,
+    "step": env_steps,
+    "eval": lambda env: env.eval(),
+    "to": lambda env: env.to("cpu"),
+    "restore": lambda env: env.restore(env.snapshot()),
+    "reset": lambda env: env.reset(seed=9),
+}
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_what_happens_to_the_env_changes_no_result(name):
+    env = stack("NormalizeObservation")
+    pure = tw.pure(env)
+    env.reset(seed=4)
+    state, _ = pure.init(0)
+    held = state.clone()
+    expected = play(pure, state)
+    DISTURBANCES[name](env)
+    assert_same(state, held)
+    for value, other in zip(play(pure, state), expected, strict=True):
+        assert_same(value, other)
+
+
+def test_first_state_is_not_the_memory_of_the_env():
+    env = stack("NormalizeReward")
+    state, _ = tw.pure(env).init(0)
+    held = state.clone()
+    env.reset(seed=0)
+    for action in some_actions(5):
+        env.step(action)
+    assert_same(state, held)
+
+
+def test_functions_change_neither_the_env_nor_the_state():
+    env = stack("NormalizeObservation")
+    env.reset(seed=4)
+    pure = tw.pure(env)
+    before = buffers(env)
+    state, _ = pure.init(0)
+    held = state.clone()
+    play(pure, state)
+    assert_same(state, held)
+    assert_same(buffers(env), before)
+
+
+class Scale(T.RewardTransform):
+    def setup(self, signature):
+        self.weight = nn.Parameter(torch.ones(()))
+        return signature
+
+    def reward(self, reward):
+        return reward * self.weight
+
+
+def test_no_gradient_flows_through_a_step():
+    pure = tw.pure(tw.TransformedEnv(ScriptedEnv(2), Scale()))
+    action = torch.zeros(2, 6, requires_grad=True)
+    state, transition, _ = pure.step(pure.init(0)[0], action)
+    assert not transition["next", "reward"].requires_grad
+    assert not any(leaf.requires_grad for leaf in state.values(True, True))
+
+
+# torch.vmap.
+
+
+def plain(function):
+    return function
+
+
+@pytest.mark.parametrize("wrap", [plain, compiled], ids=["eager", "compiled"])
+def test_vmap_over_seeds_equals_single_calls(wrap):
+    pure = tw.pure(stack("NormalizeObservation"))
+    seeds = torch.tensor([0, 7, -1])
+    actions = some_actions(3)
+    masks = torch.stack([MASK, ~MASK, MASK | True])
+    states, _ = wrap(torch.vmap(pure.init))(seeds)
+    states, transitions, _ = wrap(torch.vmap(pure.step))(states, actions)
+    states, roots = wrap(torch.vmap(pure.reset))(states, masks)
+    for index, seed in enumerate((0, 7, 2**64 - 1)):
+        state, _ = pure.init(seed)
+        state, transition, _ = pure.step(state, actions[index])
+        state, root = pure.reset(state, masks[index])
+        assert_same(transitions[index], transition, AOT)
+        assert_same(states[index], state, AOT)
+        assert_same(roots[index], root, AOT)
+    means = [value for key, value in states.items(True, True) if "mean" in key[-1]]
+    assert means and all((value[0] != value[1]).any() for value in means)
+
+
+# Refusals.
+
+
+class HiddenState(T.RewardTransform):
+    def setup(self, signature):
+        self.register_buffer("steps", torch.zeros(signature.num_envs, 1), persistent=False)
+        return signature
+
+    def reward(self, reward):
+        self.steps += 1
+        return reward + self.steps
+
+
+class Branches(T.RewardTransform):
+    def reward(self, reward):
+        return reward if reward.sum() > 0 else -reward
+
+
+def on_scripted(*transforms):
+    return tw.TransformedEnv(ScriptedEnv(2), *transforms)
+
+
+REFUSED_ENVS = {
+    "no env": (lambda: T.TimeLimit(3), TypeError, "env must be an Env, got TimeLimit"),
+    "simulator": (gymnasium_cartpole, ValueError, "env must not be"),
+    "hidden buffer": (lambda: on_scripted(HiddenState()), ValueError, "transforms.0.steps must"),
+    "host": (lambda: on_scripted(Branches()), ValueError, "Branches.reward.* reads values"),
+}
+
+
+@pytest.mark.parametrize(("make", "kind", "words"), REFUSED_ENVS.values(), ids=REFUSED_ENVS)
+def test_env_is_refused(make, kind, words):
+    with pytest.raises(kind, match=words):
+        tw.pure(make())
+
+
+def other(name, num_envs=NUM_ENVS):
+    return tw.pure(stack(name, num_envs)).init(0)[0]
+
+
+def state():
+    return of_two().init(0)[0]
+
+
+REFUSED_CALLS = {
+    "seed text": (lambda: of_two().init("a"), TypeError, r"pure\.init: seed"),
+    "seed below 0": (lambda: of_two().init(-1), ValueError, r"pure\.init: seed"),
+    "seed above 64 bits": (lambda: of_two().init(2**64), ValueError, r"pure\.init: seed"),
+    "seed float": (lambda: of_two().init(torch.tensor(0.5)), ValueError, r"pure\.init: seed"),
+    "seeds": (lambda: of_two().init(torch.arange(3)), ValueError, r"pure\.init: seed"),
+    "mask list": (lambda: of_two().reset(state(), [True]), ValueError, r"pure\.reset: mask"),
+    "mask dtype": (lambda: of_two().reset(state(), MASK * 1.0), ValueError, r"pure\.reset: mask"),
+    "mask shape": (lambda: of_two().reset(state(), MASK[:2]), ValueError, r"pure\.reset: mask"),
+    "action shape": (lambda: of_two().step(state(), torch.zeros(5, 2)), ValueError, "an action"),
+    "action dtype": (
+        lambda: of_two().step(state(), torch.zeros(5, 6).long()),
+        TypeError,
+        "an action",
+    ),
+    "no state": (lambda: of_two().step(None, some_actions()[0]), TypeError, r"pure\.step: state"),
+    "another env": (
+        lambda: of_two().step(other("TimeLimit"), some_actions()[0]),
+        ValueError,
+        r"pure\.step: state.*NormalizeReward",
+    ),
+    "more of the env": (lambda: of_two().reset(other("Compose of seven")), ValueError, "state"),
+    "number of envs": (
+        lambda: of_two().reset(other("Compose of two", 7)),
+        ValueError,
+        r"pure\.reset: state.*\(5,\).*\(7,\)",
+    ),
+    "device": (lambda: of_two().reset(state().to("meta")), ValueError, "state.*meta"),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED_CALLS.values(), ids=REFUSED_CALLS)
+def test_argument_is_refused_by_name(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()

@@ -1,0 +1,259 @@
+"""scan does what `jax.lax.scan` documents: in a Python loop, as an operator, and without one."""
+
+import functools
+import sys
+
+import pytest
+import torch
+from catalogue import stack
+from helpers import AOT, assert_same, params
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap._compile.scan import scan
+
+full = pytest.mark.full
+XS = torch.arange(1.0, 5.0)
+ZERO = torch.zeros(())
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def loop(function, carry, xs, reverse=False):
+    """The Python code that JAX documents as the meaning of `scan`, without its structures."""
+    outputs = []
+    steps = range(len(xs))
+    for index in reversed(steps) if reverse else steps:
+        carry, output = function(carry, xs[index])
+        outputs.append(output)
+    return carry, torch.stack(outputs[::-1] if reverse else outputs)
+
+
+def compiled(*arguments, backend="aot_eager", **keywords):
+    run = torch.compile(functools.partial(scan, **keywords), fullgraph=True, backend=backend)
+    return run(*arguments)
+
+
+def through_inductor(*arguments, **keywords):
+    return compiled(*arguments, backend="inductor", **keywords)
+
+
+each = pytest.mark.parametrize(
+    "run",
+    params(
+        {"eager": scan, "compiled": compiled, "inductor": through_inductor}, ["eager", "compiled"]
+    ),
+)
+
+
+@each
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "reverse"])
+def test_scan_is_the_documented_loop(run, reverse):
+    def decay(carry, x):
+        following = 0.5 * carry + x
+        return following, following - x
+
+    result = run(decay, ZERO, XS, reverse=reverse)
+    torch.testing.assert_close(result, loop(decay, ZERO, XS, reverse))
+
+
+@each
+def test_carry_xs_and_outputs_are_nested(run):
+    def step(carry, x):
+        total = carry["total"] + x[0]["a"]
+        td = TensorDict({"inner": TensorDict({"row": x[1]["row"] * total}, [2])}, [2])
+        following = {"td": TensorDict({"last": total}), "total": total}
+        return following, ({"total": total, "empty": {}}, td)
+
+    carry = {"total": ZERO, "td": TensorDict({"last": ZERO})}
+    xs = ({"a": XS}, TensorDict({"row": torch.ones(4, 2, 3)}, [4]))
+    last, (outputs, td) = run(step, carry, xs)
+    assert last["total"] == last["td"]["last"] == 10
+    assert outputs["total"].tolist() == [1, 3, 6, 10]
+    assert outputs["empty"] == {}
+    assert td.batch_size == td["inner"].batch_size == (4, 2)
+    assert (td["inner", "row"] == outputs["total"].view(4, 1, 1)).all()
+
+
+def writes_carry(carry, x):
+    carry += x
+    return carry, carry
+
+
+def writes_x(carry, x):
+    x += 1
+    return carry + x, x
+
+
+SHARED = {
+    "carry as output": (lambda carry, x: (carry + x, carry), [0, 1, 3, 6]),
+    "x as output": (lambda carry, x: (carry + x, x), [1, 2, 3, 4]),
+    "unchanged carry": (lambda carry, x: (carry, x), [1, 2, 3, 4]),
+    "carry and output are one": (lambda carry, x: (carry + x,) * 2, [1, 3, 6, 10]),
+    "write to carry": (writes_carry, [1, 3, 6, 10]),
+    "write to x": (writes_x, [2, 3, 4, 5]),
+}
+
+
+@each
+@pytest.mark.parametrize("name", SHARED)
+def test_function_may_share_memory_and_write(run, name):
+    function, expected = SHARED[name]
+    carry, xs = ZERO.clone(), XS.clone()
+    _, outputs = run(function, carry, xs)
+    assert outputs.tolist() == expected
+    assert carry == 0 and (xs == XS).all()
+
+
+@each
+def test_containers_of_the_caller_do_not_change(run):
+    def step(carry, x):
+        carry["total"] = carry["total"] + x
+        return carry, x
+
+    carry = {"total": ZERO}
+    assert run(step, carry, XS)[0]["total"] == 10
+    assert carry["total"] == 0
+
+
+@each
+def test_carry_may_change_its_strides(run):
+    last, _ = run(lambda carry, x: (carry.T + x, x), torch.zeros(2, 2), XS)
+    assert (last == 10).all()
+
+
+@each
+def test_tensor_may_be_given_twice(run):
+    (first, second), _ = run(
+        lambda c, x: ((c[0] + x[0], c[1] - x[1]), x[0]), (ZERO, ZERO), (XS, XS)
+    )
+    assert (first, second) == (10, -10)
+
+
+@each
+def test_gradient_is_that_of_the_loop(run):
+    weight = torch.tensor(0.9, requires_grad=True)
+
+    def step(carry, x):
+        return carry * weight + x, carry * x
+
+    gradients = []
+    for each_run in (run, loop):
+        last, outputs = each_run(step, ZERO, XS)
+        gradients.append(torch.autograd.grad(last + outputs.sum(), weight)[0])
+    torch.testing.assert_close(*gradients)
+
+
+def test_without_the_operator_a_loop_is_compiled(monkeypatch, graphs):
+    module = sys.modules["torchwrap._compile.scan"]
+    monkeypatch.setattr(module, "scan_operator", None)
+    last, outputs = compiled(writes_carry, ZERO, XS, backend="counting")
+    assert outputs.tolist() == [1, 3, 6, 10] and last == 10
+    (graph,) = graphs
+    assert "scan" not in graph.code
+
+
+def test_with_the_operator_the_graph_does_not_grow(graphs):
+    for number in (3, 30):
+        compiled(writes_carry, ZERO, torch.ones(number), backend="counting")
+        torch._dynamo.reset()
+    assert len(graphs[0].graph.nodes) == len(graphs[1].graph.nodes)
+    assert "scan" in graphs[0].code
+
+
+# With envs.
+
+
+@each
+def test_rollout_is_the_loop_over_steps(run):
+    pure = tw.pure(stack("Compose of two"))
+    env = stack("Compose of two")
+    env.reset(seed=0)
+    actions = torch.stack([env.sample_action() for _ in range(7)])
+
+    def step(state, action):
+        state, transition, _ = pure.step(state, action)
+        return state, transition
+
+    state, transitions = run(step, pure.init(0)[0], actions)
+    env.reset(seed=0)
+    expected = torch.stack([env.step(action)[0] for action in actions])
+    tolerance = 1e-4 if run is through_inductor else AOT
+    assert transitions.batch_size == expected.batch_size
+    assert_same(transitions, expected, tolerance)
+    assert_same(state["buffers"].exclude(*SAMPLING), env.snapshot()["buffers"].exclude(*SAMPLING))
+
+
+SAMPLING = ("action_stream.draw",)
+
+
+def test_rollouts_of_seeds_are_single_rollouts():
+    pure = tw.pure(stack("Compose of two"))
+    actions = torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0))
+
+    def rollout(seed):
+        def step(state, action):
+            state, transition, _ = pure.step(state, action)
+            return state, transition["next", "reward"]
+
+        return scan(step, pure.init(seed)[0], actions)[1]
+
+    run = torch.compile(torch.vmap(rollout), fullgraph=True, backend="aot_eager")
+    expected = torch.stack([rollout(0), rollout(1)])
+    torch.testing.assert_close(run(torch.arange(2)), expected, rtol=AOT, atol=AOT)
+
+
+# Refusals.
+
+
+def pair(carry, x):
+    return carry + x, x
+
+
+REFUSED = {
+    "function": ((3, ZERO, XS), "function must be callable"),
+    "one result": ((lambda carry, x: carry, ZERO, XS), "function must return a tuple"),
+    "list as carry": ((pair, [ZERO], XS), "carry must be a tensor.*list"),
+    "number as carry": ((pair, 0, XS), "carry must be a tensor.*int"),
+    "no carry": ((pair, (), XS), "carry must hold a tensor"),
+    "array as xs": ((pair, ZERO, XS.numpy()), "xs must be a tensor.*ndarray"),
+    "no xs": ((pair, ZERO, None), "xs must be a tensor.*NoneType"),
+    "empty xs": ((pair, ZERO, ()), "xs must hold.*no tensor"),
+    "no steps": ((pair, ZERO, XS[:0]), "xs of length 0"),
+    "scalar xs": ((pair, ZERO, ZERO), "xs of length None"),
+    "other length": ((pair, ZERO, {"a": XS, "b": (XS[:2],)}), r"xs\['b'\]\[0\] of length 2"),
+    "shape": ((lambda carry, x: (carry.expand(2), x), ZERO, XS), r"carry must be \(\).*\(2,\)"),
+    "dtype": ((pair, ZERO.long(), XS), "carry must be.*int64.*float32"),
+    "key": ((lambda c, x: ({"b": x}, x), {"a": ZERO}, XS), r"carry\['a'\] must be.*absent"),
+    "structure": ((lambda c, x: ((x,), x), {"a": ZERO}, XS), "carry must be dict, got tuple"),
+    "number of parts": ((lambda c, x: ((x, x), x), (ZERO,), XS), r"carry\[1\] must be absent"),
+    "no output": ((lambda carry, x: (carry, None), ZERO, XS), r"output must.*Return \(\)"),
+    "empty output": ((lambda c, x: (c, TensorDict({})), ZERO, XS), "output.*empty TensorDict"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)
+def test_argument_is_refused_by_name(arguments, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        scan(*arguments)
+
+
+IN_BODY = ["one result", "shape", "dtype", "key", "structure", "no output"]
+
+
+@pytest.mark.parametrize("name", IN_BODY)
+def test_refusal_in_a_compiled_body_says_the_same(name):
+    arguments, _ = REFUSED[name]
+    with pytest.raises(Exception, match=r"scan: (function|carry|output) must"):
+        compiled(*arguments)
+
+
+def test_output_that_changes_is_refused():
+    def step(carry, x):
+        return carry + 1, {"a": x} if carry == 0 else {"b": x}
+
+    with pytest.raises(ValueError, match=r"output\['a'\] must be"):
+        scan(step, ZERO, XS)
