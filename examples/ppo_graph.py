@@ -186,11 +186,10 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         returns = torch.where(rollout["done"], rollout["episode_return"], torch.nan)
         return state, adam, {"loss": loss.mean(0), "return": returns.nanmean((0, -1))}
 
-    settings = {"options": INDUCTOR} if args.backend == "inductor" else {}
-    disable = args.backend == "none"
-    return torch.compile(
-        iteration, fullgraph=True, backend=args.backend, disable=disable, **settings
-    )
+    if args.backend == "none":
+        return iteration
+    options = INDUCTOR if args.backend == "inductor" else None
+    return torch.compile(iteration, backend=args.backend, fullgraph=True, options=options)
 
 
 def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, Tensor]:

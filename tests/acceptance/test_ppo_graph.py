@@ -105,7 +105,7 @@ def test_example_parses_flags():
 
 
 def test_example_is_short():
-    assert len((EXAMPLES / "ppo_graph.py").read_text().splitlines()) <= 250
+    assert len((EXAMPLES / "ppo_graph.py").read_text().splitlines()) <= 290  # 40 of them for seeds
 
 
 @pytest.mark.full
