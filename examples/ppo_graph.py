@@ -61,6 +61,7 @@ class Args:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     normalize_reward: bool = False  # by running statistics
+    eval_episodes: int = 128
 
 
 def make_env(args: Args, make: Callable[..., tw.Env]) -> tw.Env:
@@ -114,16 +115,9 @@ class Agent(nn.Module):
             return (policy.probs / noise).argmax(-1)
         return policy.mean + policy.stddev * noise
 
-    def noise(self, *size: int, generator: torch.Generator) -> Tensor:
-        noise = torch.empty(*size, self.width, device=generator.device)
-        if self.discrete:
-            return noise.exponential_(generator=generator)
-        return noise.normal_(generator=generator)
 
-
-def make_iteration(args: Args, env: tw.Env, agent: Agent) -> Callable[..., tuple[Tensors, Tensors]]:
+def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
     """A pure function of the state of a training. The functions in it are those of one seed."""
-    pure = tw.pure(env)
 
     def env_step(state: TensorDict, params: Tensor, noise: Tensor) -> tuple[TensorDict, Tensors]:
         observation = state["observation"]
@@ -163,9 +157,6 @@ def make_iteration(args: Args, env: tw.Env, agent: Agent) -> Callable[..., tuple
         v_loss = 0.5 * (value - mb["value"] - mb["advantage"]).square().mean()
         return pg_loss + args.vf_coef * v_loss - ent_coef * policy.entropy().mean()
 
-    def flatten(batch: Tensors) -> Tensors:
-        return {name: value.flatten(0, 1) for name, value in batch.items()}
-
     def update_step(adam: Tensors, rows: Tensor, batch: Tensors, hyper: Tensors) -> Any:
         minibatch = {name: value[rows] for name, value in batch.items()}
         gradient = grad_and_value(ppo_loss)
@@ -181,9 +172,7 @@ def make_iteration(args: Args, env: tw.Env, agent: Agent) -> Callable[..., tuple
     def iteration(state: TensorDict, adam: Tensors, hyper: Tensors, noise: Tensor, rows: Tensor):
         params = adam["params"]
         # Several seeds are the first dimension, or the one after the steps.
-        vmap = (
-            torch.vmap if args.num_seeds > 1 else lambda function, in_dims=0, out_dims=0: function
-        )
+        vmap = torch.vmap if args.num_seeds > 1 else lambda function, *dims: function
         step = vmap(env_step)
         state, rollout = tw.scan(lambda carry, x: step(carry, params, x), state, noise)
         deltas = vmap(make_deltas, (0, 1, 0), 1)(params, rollout, hyper["gamma"])
@@ -191,7 +180,7 @@ def make_iteration(args: Args, env: tw.Env, agent: Agent) -> Callable[..., tuple
         _, advantage = tw.scan(gae_step, ahead, deltas, reverse=True)
         batch = {"advantage": advantage, "value": deltas["value"], "logprob": deltas["logprob"]}
         batch |= {"observation": rollout["observation"], "action": rollout["action"]}
-        batch = vmap(flatten, 1)(batch)
+        batch = vmap(lambda batch: {k: x.flatten(0, 1) for k, x in batch.items()}, 1)(batch)
         update = vmap(update_step)
         adam, loss = tw.scan(lambda carry, x: update(carry, x, batch, hyper), adam, rows)
         returns = torch.where(rollout["done"], rollout["episode_return"], torch.nan)
@@ -205,8 +194,11 @@ def make_iteration(args: Args, env: tw.Env, agent: Agent) -> Callable[..., tuple
 
 def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The random numbers of an iteration: for actions, and rows `(minibatches, size)`."""
-    noise = agent.noise(args.num_steps, args.num_envs, generator=generator)
-    order = torch.rand(args.update_epochs, noise[..., 0].numel(), generator=generator).argsort(1)
+    device = generator.device
+    noise = torch.empty(args.num_steps, args.num_envs, agent.width, device=device)
+    noise = (noise.exponential_ if agent.discrete else noise.normal_)(generator=generator)
+    size = args.update_epochs, args.num_steps * args.num_envs
+    order = torch.rand(size, generator=generator, device=device).argsort(1)
     return noise, order.view(args.update_epochs * args.num_minibatches, -1)
 
 
@@ -233,7 +225,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
         values = torch.tensor(getattr(args, name), device=args.device)
         hyper[name] = values.expand(args.num_seeds).clone() if many else values[0]
 
-    iterate = make_iteration(args, env, agent)
+    iterate = make_iteration(args, pure, agent)
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
     learning_rate, curve = hyper["learning_rate"], []
@@ -260,15 +252,12 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
 
 @torch.no_grad()
 def evaluate(env: tw.Env, agent: Agent, state: Any, params: Tensor, args: Args) -> float:
-    """The mean return of 128 fresh episodes, with the statistics of the state, frozen."""
+    """The mean return of fresh episodes, with the statistics of the state, frozen."""
     env.restore(state)
-    generator = torch.Generator(args.device).manual_seed(args.seed)
-
-    def policy(td: TensorDict) -> Tensor:
-        noise = agent.noise(args.num_envs, generator=generator)
-        return agent.act(params, td["observation"], noise)
-
-    episodes = tw.evaluate(env, policy, 128, seed=args.seed + 1_000_000)
+    nn.utils.vector_to_parameters(params, agent.parameters())
+    torch.manual_seed(args.seed)
+    policy = lambda td: agent(td["observation"])[0].sample()  # noqa: E731
+    episodes = tw.evaluate(env, policy, args.eval_episodes, seed=args.seed + 1_000_000)
     return episodes["episode_return"].mean().item()
 
 
@@ -276,12 +265,10 @@ def plot(args: Args, curve: Tensor, batch_size: int) -> None:
     """Mean returns of the episodes that end in an iteration: mean and range of the seeds."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    steps = batch_size * torch.arange(1, len(curve) + 1)
     known = ~curve.isnan().any(1)  # in the other iterations, a seed ended no episode
-    steps, curve = steps[known], curve[known]
+    steps, curve = batch_size * (1 + known.nonzero().squeeze(1)), curve[known]
     axes.plot(steps, curve.mean(1))
-    if len(curve) > 0:
-        axes.fill_between(steps, curve.amin(1), curve.amax(1), alpha=0.2)
+    axes.fill_between(steps, curve.amin(1), curve.amax(1), alpha=0.2)
     axes.set(title=f"PPO on {args.env_id}", xlabel="env steps", ylabel="mean episode return")
     figure.savefig(args.out / "learning_curve.png")
 
