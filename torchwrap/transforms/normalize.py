@@ -18,7 +18,7 @@ from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.statistics import RunningMeanStd
-from torchwrap.transforms.transform import ObservationTransform, Transform
+from torchwrap.transforms.transform import ObservationTransform, RewardTransform, Transform
 
 
 class NormalizeObservation(ObservationTransform):
@@ -127,7 +127,7 @@ class _FrozenNormalization(ObservationTransform):
         return ((rows - reference - shift) * scale).float()
 
 
-class NormalizeReward(Transform):
+class NormalizeReward(RewardTransform):
     """Divides rewards by the standard deviation of the discounted return, without a shift.
 
     Each step computes return = gamma * return + reward, updates the statistics of returns, and
@@ -150,6 +150,7 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
+    _standalone = ""  # it is stateful
     discounted_return = EnvBuffer((1,), torch.float64)
 
     def __init__(
@@ -161,19 +162,15 @@ class NormalizeReward(Transform):
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
 
-    def deployed(self) -> None:
-        return None
-
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device, torch.float64)
         return signature
 
-    def step(self, td: TensorDict) -> TensorDict:
-        reward = td["reward"]
+    def reward(self, reward: Tensor) -> Tensor:
         self.discounted_return.mul_(self.gamma).add_(reward)
         if self.training:
             self.statistics.update(self.discounted_return)
-        return td.set("reward", reward * self.statistics.scale(self.epsilon))
+        return reward * self.statistics.scale(self.epsilon)
 
     def reset(
         self,
