@@ -564,7 +564,6 @@ class _Leaf(nn.Module):
         self.shape = space.shape or ()
         self.dtype = dtype(space)
         numbers: dict[str, Any] = {}
-        self.is_counted = not isinstance(space, spaces.Box)
         if isinstance(space, spaces.Box):
             self.is_bounded = space.is_bounded()
             work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
@@ -579,7 +578,7 @@ class _Leaf(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, key: random.Key) -> Tensor:
-        if self.is_counted:
+        if "count" in self._buffers:
             numbers = random.integers(key, self.count, shape=self.shape) + self.start
             return numbers.to(self.dtype)
         # As in Gymnasium: uniform between two bounds, exponential from a single bound, normal

@@ -270,7 +270,8 @@ class Compose(Transform):
         named = dict(transforms) if isinstance(transforms, Mapping) else _numbered(transforms)
         for position, (name, part) in enumerate(named.items()):
             if not isinstance(part, Transform):
-                remedy = "Pass T.ClipReward(), not its class, and a list as `*transforms`"
+                kind = part if isinstance(part, type) else Transform
+                remedy = f"Pass an instance of {kind.__name__}, and a list as `*transforms`"
                 must = f"transforms[{position}] must be a Transform"
                 raise TypeError(refusal("Compose", must, repr(part), remedy))
             if not str(name).isidentifier() or hasattr(self, name):
