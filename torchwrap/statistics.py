@@ -141,22 +141,20 @@ class RunningMeanStd(BatchedModule):
         epsilon: float,
     ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        shift, scale = self._constants(epsilon)
-        return ((rows - self.reference - shift) * scale).float()
+        reference, shift, scale = self.constants(epsilon)
+        return ((rows - reference - shift) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
-        return (self.var + epsilon).rsqrt().float()
+        return self.constants(epsilon)[2].float()
 
-    def frozen(self, epsilon: float) -> Tensor:
-        """The constants of `normalize`, `(3, *shape)`: reference, mean - reference, and scale."""
-        return torch.stack([self.reference, *self._constants(epsilon)])
-
-    def _constants(self, epsilon: float) -> list[Tensor]:
-        # All rows share them.
+    def constants(self, epsilon: float) -> list[Tensor]:
+        """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
-        scale = (var + epsilon).rsqrt()
-        return [materialize(value.to(self.reference.dtype)) for value in (shift, scale)]
+        constants = [shift, (var + epsilon).rsqrt()]
+        # All rows share them.
+        dtype = self.reference.dtype
+        return [self.reference, *[materialize(value.to(dtype)) for value in constants]]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""

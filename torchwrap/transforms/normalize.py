@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -60,7 +58,10 @@ class NormalizeObservation(ObservationTransform):
             self.statistics_of[path] = RunningMeanStd(shape, signature.device, dtype)
         modules = nn.ModuleList(self.statistics_of.values())
         self.statistics = modules if spaces.children(below) else modules[0]
-        above = spaces.map_leaves(_unbounded, below)
+        above = spaces.map_leaves(
+            lambda leaf: Box(-np.inf, np.inf, leaf.shape),
+            below,
+        )
         return signature.replace(single_observation_space=above)
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -96,12 +97,8 @@ class NormalizeObservation(ObservationTransform):
     def deployed(self) -> Transform:
         constants_of = {}
         for path, statistics in self.statistics_of.items():
-            constants_of[path] = statistics.frozen(self.epsilon)
+            constants_of[path] = torch.stack(statistics.constants(self.epsilon))
         return _FrozenNormalization(constants_of)
-
-
-def _unbounded(leaf: Space[Any]) -> Box:
-    return Box(-np.inf, np.inf, leaf.shape)
 
 
 class _FrozenNormalization(ObservationTransform):

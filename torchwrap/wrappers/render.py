@@ -210,15 +210,6 @@ class RecordVideo(RenderWrapper):
         self._num_frames = 0
         self._path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
 
-    def _picture(self, td: TensorDict) -> NDArray[np.uint8]:
-        """The frames of the shown envs as tiles of one RGB picture."""
-        if self.from_observation:
-            observations = td["observation"][self.envs].cpu().numpy()
-            frames = [_latest(frame) for frame in observations]
-        else:
-            frames = list(map(np.asarray, self.env.render(self.envs)))
-        return tiled(list(map(_to_rgb, frames)))
-
     def _add_frame(
         self,
         td: TensorDict,
@@ -226,7 +217,13 @@ class RecordVideo(RenderWrapper):
     ) -> None:
         if self._path is None:
             return
-        frame = self._picture(td)
+        if self.from_observation:
+            observations = td["observation"][self.envs].cpu().numpy()
+            # The latest frame of a stack, or the observation itself.
+            frames = [value if _is_frame(value) else value[-1] for value in observations]
+        else:
+            frames = list(map(np.asarray, self.env.render(self.envs)))
+        frame = tiled(list(map(_to_rgb, frames)))
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
         odd = (height % 2, width % 2, 0)
@@ -277,11 +274,6 @@ def _complete(writer: Any, temporary: Path, path: Path) -> None:
 def _is_frame(array: NDArray[Any]) -> bool:
     has_channels = array.ndim == 3 and array.shape[2] in (1, 3, 4)
     return array.ndim == 2 or has_channels
-
-
-def _latest(observation: NDArray[Any]) -> NDArray[Any]:
-    """The latest frame of a stack, or an observation that is a frame."""
-    return observation if _is_frame(observation) else observation[-1]
 
 
 def _to_rgb(frame: NDArray[Any]) -> NDArray[np.uint8]:
