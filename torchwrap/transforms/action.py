@@ -28,7 +28,8 @@ class TransformAction(ActionTransform):
         TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns actions
             that do not fit the space.
 
-    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> import torch; from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap.wrappers import TransformedEnv
     >>> env = ScriptedEnv(1, action_space=Box(-1, 1, (1,)))
     >>> env = TransformedEnv(env, TransformAction(torch.tanh))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
@@ -58,7 +59,8 @@ class ClipAction(ActionTransform):
 
     Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
 
-    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> import torch; from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (1,))), ClipAction())
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[3.0]])))
     >>> transition["next", "info", "action"]  # the action that the env received
