@@ -262,10 +262,6 @@ DRAWS = {
 }
 
 
-def states():
-    return repr(random.getstate()), repr(np.random.get_state())
-
-
 def drawing_env(draw):
     def transition(state, action, rng):
         return {"x": draw(state["x"])}
@@ -277,30 +273,24 @@ def drawing_env(draw):
 @each_hook
 @each_layer
 @pytest.mark.parametrize("generator", DRAWS)
-def test_foreign_draws_of_a_layer_are_refused_and_leave_the_generator(generator, make, hook):
+def test_foreign_draws_of_a_layer_are_refused(generator, make, hook):
     noisy = replaced("observation", DRAWS[generator])
-    before = states()
     with pytest.raises(TypeError, match=f"^{OWNER}{hook}.*{generator}"):
         step_once(make(noisy, hook, 2))
-    assert states() == before
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_function_of_a_transform_are_refused(generator):
-    before = states()
     with pytest.raises(TypeError, match=f"TransformObservation.*{generator}"):
         step_once(transformed(T.TransformObservation(DRAWS[generator])))
-    assert states() == before
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_func_env_are_refused(generator):
-    before = states()
     with pytest.raises(TypeError, match=r"Mine\.transition"):
         drawing_env(DRAWS[generator])
-    assert states() == before
 
 
 COUNTER = iter(range(99))

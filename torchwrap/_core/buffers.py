@@ -14,6 +14,10 @@ from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
 
 
+_OURS = ("torchwrap.transforms.", "torchwrap.wrappers.")
+_UNKNOWN = object()
+
+
 class EnvBuffer:
     """Declares a buffer with one row per env, which belongs to running episodes.
 
@@ -107,7 +111,7 @@ class BatchedModule(nn.Module):
     _env_buffer_names: tuple[str, ...] = ()
     _state_buffer_names: tuple[str, ...] = ()
     _checked: Mapping[str, Any] = {}
-    """The layout of each hook's last result that was checked. None fits every layout."""
+    """The layout of each hook's last result that was checked; None if no user code makes it."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -132,17 +136,17 @@ class BatchedModule(nn.Module):
     def _run(self, hook: str, *args: Any) -> Any:
         """Calls a hook. Checks its result in the first call, and wherever its layout changes."""
         call = getattr(self, hook)
-        if torch.compiler.is_compiling():  # sizes may be symbols
+        layout = self._checked.get(hook, _UNKNOWN)
+        if layout is None or torch.compiler.is_compiling():  # sizes may be symbols
             return call(*args)
-        is_known = hook in self._checked
-        if is_known:
+        if layout is not _UNKNOWN:
             result = call(*args)
-            if self._checked[hook] in (None, rows.layout(result)):
+            if rows.layout(result) == layout:
                 return result
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
         is_traced = rows.is_traced(tensor)
-        if not is_known:
+        if layout is _UNKNOWN:
             # A simulator on the host has its own generators.
             may_draw = is_traced or getattr(self, "host_stepped", False)
             device = None if may_draw else tensor.device
@@ -152,7 +156,9 @@ class BatchedModule(nn.Module):
                 result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            self._checked = {**self._checked, hook: rows.layout(result)}
+            is_ours = type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
+            layout = None if is_ours else rows.layout(result)
+            self._checked = {**self._checked, hook: layout}
         return result
 
     def _hook_name(self, hook: str) -> str:
@@ -168,21 +174,15 @@ class BatchedModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
-        saved: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
-        loaded = set(map(id, self.state_dict(keep_vars=True).values()))
-        for module in self.modules():
-            stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for tensors in stores:
-                for name, tensor in tensors.items():
-                    if id(tensor) in loaded:
-                        saved.append((tensors, name, tensor, tensor.detach().clone()))
+        tensors = self.state_dict(keep_vars=True)
+        values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except BaseException:
             with torch.inference_mode():  # the only mode that can write to every tensor
-                for tensors, name, tensor, value in saved:
-                    tensors[name] = tensor
-                    tensor.copy_(value)
+                for name, tensor in tensors.items():
+                    tensor.copy_(values[name])
+            super().load_state_dict(tensors, assign=True)
             raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
