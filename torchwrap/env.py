@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchwrap import policy, spaces
 from torchwrap._core import validation
-from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, leaves, tensordict
 from torchwrap.policy import State
@@ -35,12 +35,6 @@ Step = Callable[[Value, State], tuple[TensorDict, Root]]
 """Takes an action and the policy's state. Returns the successor and the next root."""
 
 NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
-
-
-def old_time(owner: str, hidden_by: str) -> str:
-    """The message for `elapsed_steps` that a root could not show."""
-    fault = f"elapsed_steps cannot be assigned, because {hidden_by} keeps the old time in the root"
-    return refusal(owner, fault, remedy=f"Put {hidden_by} below the layer that shows the time")
 
 
 class CompiledStep(Protocol):
@@ -443,15 +437,9 @@ class Env(BatchedModule):
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
-        names: set[str] = set()
+        names = self._paths("_env_buffer_names")
         if not per_env:
-            names.update(self.state_dict(keep_vars=True))
-        for prefix, module in self.named_modules():
-            if isinstance(module, BatchedModule):
-                state = module._env_buffer_names
-                if not per_env:
-                    state += module._state_buffer_names
-                names.update(f"{prefix}.{name}".lstrip(".") for name in state)
+            names |= self._paths("_state_buffer_names") | self.state_dict().keys()
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
     def load_state_dict(
@@ -488,7 +476,8 @@ class Env(BatchedModule):
         Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
         that episodes can be truncated at different times from the start. The root's observation
         then shows the new time; a RuntimeError says that it cannot, because another layer is above
-        the layer that shows it, or that no layer has a clock, because a simulator counts the steps.
+        the layer that shows it or an env of your own does not tell, or that no layer has a clock,
+        because a simulator counts the steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -527,31 +516,19 @@ class Env(BatchedModule):
             raise ValueError(
                 refusal(self._name(), f"elapsed_steps must be in [0, {limit - 1}]", got)
             )
-        steps = steps.to(self.device)
-        root = self._status.root
-        if root is not None:
-            root["observation"] = self._retimed(root["observation"], steps, "")
-        self._write_clock(steps)
-
-    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
-        """The root's observation at other elapsed steps.
-
-        `hidden_by` names a layer above that changes observations. A RuntimeError says that this
-        layer shows the time below it.
-        """
-        return observation
-
-    def _clocks(self) -> list[Tensor]:
-        """The tensors in which this layer counts the steps."""
-        return EpisodeClock.of(self)
+        root = self._check_ready("elapsed_steps is assigned")
+        root["observation"] = self._move_clocks(steps.to(self.device), root["observation"])
 
     def _read_clock(self) -> Tensor | None:
         """The elapsed steps; None if this env has no clock."""
         return next(iter(self._clocks()), None)
 
-    def _write_clock(self, steps: Tensor) -> None:
+    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
+        """Writes every clock, unless `_retimed` raises. Returns the root's observation then."""
+        observation = self._retimed(observation, steps)
         for clock in self._clocks():
             clock.copy_(steps.view_as(clock))
+        return observation
 
     # Properties, under the names of Gymnasium's VectorEnv.
 
@@ -755,14 +732,24 @@ class Env(BatchedModule):
                     "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`",
                 )
             )
-        if self._status.root is None and not mask.all():
-            raise RuntimeError(
-                refusal(
-                    owner,
-                    "the mask of the first reset must hold every env",
-                    remedy="Call reset() first",
-                )
-            )
+        root = self._status.root
+        if root is not None:
+            self._check_root(owner, root)
+        elif not mask.all():
+            fault = "the mask of the first reset must hold every env"
+            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
+
+    def _check_root(self, owner: str, root: TensorDict) -> None:
+        """Raises unless rows of the last root, as the user left it, can be kept."""
+        of_root = "of the last root"
+        space = self.single_observation_space
+        observation = root["observation"]
+        device = leaves(observation)[0].device  # perhaps from before `env.to(device)`
+        what = f"observation {of_root}"
+        spaces.check(owner, what, space, observation, self.num_envs, device, bounds=False)
+        for name, row in policy.declared(self.signature).items():
+            shape = (self.num_envs, *row.shape)
+            spaces.check_tensor(owner, f"{name} {of_root}", root[name], shape, row.dtype, device)
 
     def _is_dict_action(self, td: object) -> bool:
         """True for an action of a Dict or Tuple space, a TensorDict like a root.

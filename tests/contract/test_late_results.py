@@ -253,6 +253,30 @@ def test_info_that_comes_and_goes_is_no_fault():
     steps(tw.TransformedEnv(ScriptedEnv(3), Adds()), 5)
 
 
+# The last root, as the user left it.
+
+KEPT = {  # of which masked calls keep rows
+    "an observation of one number per env": ("observation", torch.zeros(3, 1)),
+    "a float64 observation": ("observation", torch.zeros(3, 2, dtype=torch.float64)),
+    "a hidden state of one number per env": ("hidden", torch.zeros(3, 1)),
+}
+
+
+@pytest.mark.parametrize("call", ["reset", "restore"])
+@pytest.mark.parametrize(("key", "value"), KEPT.values(), ids=KEPT)
+def test_last_root_that_does_not_fit_is_refused_by_masked_calls(key, value, call):
+    recurrent = tw.PolicyState({"hidden": (4,)})
+    env = tw.TransformedEnv(ScriptedEnv(3, (2,)), recurrent)
+    root = env.reset(seed=0)
+    snapshot = env.snapshot()
+    root[key] = value
+    mask = torch.tensor([True, False, False])
+    given = {"reset": [None, mask], "restore": [snapshot, mask]}
+    with pytest.raises(REFUSED, match=rf"\.{call}: {key} of the last root"):
+        getattr(env, call)(*given[call])
+    assert env.reset(seed=0)["observation"].tolist() == snapshot["observation"].tolist()
+
+
 # A vector env that is stepped as a whole.
 
 

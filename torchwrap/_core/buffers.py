@@ -13,7 +13,6 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
 
-
 _OURS = ("torchwrap.transforms.", "torchwrap.wrappers.")
 _UNKNOWN = object()
 
@@ -80,7 +79,9 @@ class EnvBuffer:
 class EpisodeClock(EnvBuffer):
     """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
 
-    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset.
+    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset. To assign
+    `elapsed_steps`, an env of your own, or a transform that changes observations, needs a method
+    `_retimed(observation, steps)`. It returns the root's observation at other steps.
 
     >>> from torchwrap import TransformedEnv, testing, transforms
     >>> class Clock(transforms.Transform):
@@ -91,14 +92,6 @@ class EpisodeClock(EnvBuffer):
 
     def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
         super().__init__(shape, torch.int64)
-
-    @staticmethod
-    def of(module: BatchedModule) -> list[Tensor]:
-        """The clocks of a module, without its submodules."""
-        kind = type(module)
-        names = module._env_buffer_names
-        clocks = [name for name in names if isinstance(getattr(kind, name, None), EpisodeClock)]
-        return [module.get_buffer(name) for name in clocks]
 
 
 class BatchedModule(nn.Module):
@@ -161,6 +154,26 @@ class BatchedModule(nn.Module):
             self._checked = {**self._checked, hook: layout}
         return result
 
+    def _clocks(self) -> list[Tensor]:
+        """The tensors in which this module itself counts the steps of episodes."""
+        kind = type(self)
+        names = self._env_buffer_names
+        clocks = [name for name in names if isinstance(getattr(kind, name, None), EpisodeClock)]
+        return [self.get_buffer(name) for name in clocks]
+
+    def _retimed(self, observation: Any, steps: Tensor) -> Any:
+        """The root's observation at other elapsed steps `(num_envs,)`.
+
+        It is None below a layer that changes observations. Raises a RuntimeError if the root may
+        show the time and this layer cannot tell.
+        """
+        if self._clocks():
+            owner = type(self).__name__
+            fault = "elapsed_steps cannot be assigned, because the root may show the old time"
+            remedy = "Put layers that change observations below the time, or define _retimed()"
+            raise RuntimeError(refusal(owner, fault, remedy=remedy))
+        return observation
+
     def _hook_name(self, hook: str) -> str:
         return f"{type(self).__name__}.{hook}"
 
@@ -174,16 +187,26 @@ class BatchedModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
-        tensors = self.state_dict(keep_vars=True)
-        values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        tensors: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        for path in self._paths("_state_buffer_names"):
+            tensors[path] = self.get_buffer(path)
+        values = {path: tensor.detach().clone() for path, tensor in tensors.items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except BaseException:
-            with torch.inference_mode():  # the only mode that can write to every tensor
-                for name, tensor in tensors.items():
-                    tensor.copy_(values[name])
-            super().load_state_dict(tensors, assign=True)
+            for path, tensor in tensors.items():
+                with torch.inference_mode():  # the only mode that can write to every tensor
+                    tensor.copy_(values[path])
+                parent, _, name = path.rpartition(".")
+                setattr(self.get_submodule(parent), name, tensor)
             raise
+
+    def _paths(self, kind: str) -> set[str]:
+        """The paths of all buffers whose modules name them in the attribute `kind`."""
+        paths = set()
+        for prefix, module in self.named_modules():
+            paths.update(f"{prefix}.{name}".lstrip(".") for name in getattr(module, kind, ()))
+        return paths
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to` and `.double()` come here.

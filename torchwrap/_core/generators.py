@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +17,9 @@ from torchwrap._core.operators import OperatorMode
 
 _PYTORCH = "PyTorch's global generator"
 
-DRAWING = frozenset(
-    "rand randn randint rand_like randn_like randint_like randperm normal bernoulli multinomial "
-    "poisson binomial gumbel_softmax normal_ uniform_ random_ exponential_ bernoulli_ cauchy_ "
-    "geometric_ log_normal_ _standard_gamma _sample_dirichlet".split()
+DRAWING = re.compile(
+    "rand.*|(normal|bernoulli)_?|(uniform|exponential|cauchy|geometric|log_normal)_|multinomial|"
+    "poisson|binomial|gumbel_softmax|_standard_gamma|_sample_dirichlet"
 )
 """Names of PyTorch's operators that draw in every call."""
 
@@ -73,7 +73,7 @@ class _RefuseDraws(OperatorMode):
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        if name in DRAWING and kwargs.get("generator") is None:
+        if DRAWING.fullmatch(name) and kwargs.get("generator") is None:
             self.drawn.append(_PYTORCH)
             raise TypeError(name)
         return func(*args, **kwargs)

@@ -11,13 +11,12 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
-from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env, Options, old_time
+from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.episode import TimeAwareObservation
 from torchwrap.transforms.transform import Compose, Transform
 
 
@@ -148,18 +147,9 @@ class Wrapper(Env):
         """The modules of this layer that can own an attribute, outermost first."""
         return [self]
 
-    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
-        for part in self._parts():
-            if isinstance(part, TimeAwareObservation):
-                if hidden_by:
-                    raise RuntimeError(old_time(self._name(), hidden_by))
-                observation = part.retimed(observation, steps)
-            if _changes_observations(part):
-                hidden_by = type(part).__name__
-        return self.env._retimed(observation, steps, hidden_by)
-
     def _clocks(self) -> list[Tensor]:
-        return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
+        own = super()._clocks()
+        return own + [clock for part in self._parts()[1:] for clock in part._clocks()]
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -167,9 +157,18 @@ class Wrapper(Env):
             return self.env._read_clock()
         return steps
 
-    def _write_clock(self, steps: Tensor) -> None:
-        super()._write_clock(steps)
-        self.env._write_clock(steps)
+    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
+        root = below = observation
+        for part in self._parts():
+            if _changes_observations(part):
+                timed = part._retimed(below, steps)
+                if below is not None:
+                    root = timed
+                below = None
+        timed = self.env._move_clocks(steps, below)
+        for clock in self._clocks():
+            clock.copy_(steps.view_as(clock))
+        return root if below is None else timed
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
