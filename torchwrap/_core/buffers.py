@@ -156,10 +156,11 @@ class BatchedModule(nn.Module):
 
     def _clocks(self) -> list[Tensor]:
         """The tensors in which this module itself counts the steps of episodes."""
-        kind = type(self)
-        names = self._env_buffer_names
-        clocks = [name for name in names if isinstance(getattr(kind, name, None), EpisodeClock)]
-        return [self.get_buffer(name) for name in clocks]
+        clocks = []
+        for name in self._env_buffer_names:
+            if isinstance(getattr(type(self), name, None), EpisodeClock):
+                clocks.append(self.get_buffer(name))
+        return clocks
 
     def _retimed(self, observation: Any, steps: Tensor) -> Any:
         """The root's observation at other elapsed steps `(num_envs,)`.
@@ -203,7 +204,7 @@ class BatchedModule(nn.Module):
 
     def _paths(self, kind: str) -> set[str]:
         """The paths of all buffers whose modules name them in the attribute `kind`."""
-        paths = set()
+        paths: set[str] = set()
         for prefix, module in self.named_modules():
             paths.update(f"{prefix}.{name}".lstrip(".") for name in getattr(module, kind, ()))
         return paths

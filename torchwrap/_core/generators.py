@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import re
 import threading
@@ -52,10 +53,9 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
 
 def _states(device: torch.device) -> dict[str, Any]:
     """The states of the global generators by name, as values that can be compared."""
-    _, words, position, *_ = np.random.get_state()
-    states = {
+    states: dict[str, Any] = {
         "Python's random": random.getstate(),
-        "numpy.random": (words.tobytes(), position),
+        "numpy.random": pickle.dumps(np.random.get_state()),
         _PYTORCH: torch.get_rng_state().tolist(),
     }
     if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
@@ -83,10 +83,12 @@ keys_of_thread: dict[int, list[tuple[Any, ...]]] = {}
 """The keys of draws in threads that run a block of `no_key_twice`, with their tensors."""
 
 
-def note(key: tuple[Any, ...], words: tuple[Any, ...]) -> None:
+def note(words: tuple[Any, ...], *numbers: int) -> None:
     """Notes the key of a draw. Its words stay alive, so that their ids are not used again."""
     keys = keys_of_thread.get(threading.get_ident(), [])
-    keys.append((key, words))
+    if not words[-1].is_inference():  # such tensors count no writes
+        versions = [(id(word), word._version) for word in words]
+        keys.append(((*versions, *numbers), words))
 
 
 @contextlib.contextmanager

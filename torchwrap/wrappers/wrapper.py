@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import Space
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap._core import spec as specs
 from torchwrap._core.buffers import BatchedModule
@@ -120,36 +120,20 @@ class Wrapper(Env):
         self.env.close()
 
     def has_wrapper_attr(self, name: str) -> bool:
-        return self._owner(name) is not None or self.env.has_wrapper_attr(name)
+        return super().has_wrapper_attr(name) or self.env.has_wrapper_attr(name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        owner = self._owner(name)
-        if owner is None:
+        if self._part_with(name) is None:
             return self.env.get_wrapper_attr(name)
-        return getattr(owner, name)
+        return super().get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        owner = self._owner(name)
-        if owner is None:
-            if self.env.set_wrapper_attr(name, value, force=False):
-                return True
-            if not force:
-                return False
-            owner = self
-        setattr(owner, name, value)
-        return True
-
-    def _owner(self, name: str) -> nn.Module | None:
-        """The outermost part of this layer with an attribute."""
-        return next((part for part in self._parts() if hasattr(part, name)), None)
-
-    def _parts(self) -> list[BatchedModule]:
-        """The modules of this layer that can own an attribute, outermost first."""
-        return [self]
+        is_below = self._part_with(name) is None
+        is_set = is_below and self.env.set_wrapper_attr(name, value, force=False)
+        return is_set or super().set_wrapper_attr(name, value, force=force)
 
     def _clocks(self) -> list[Tensor]:
-        own = super()._clocks()
-        return own + [clock for part in self._parts()[1:] for clock in part._clocks()]
+        return [clock for part in self._parts() for clock in BatchedModule._clocks(part)]
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -286,7 +270,7 @@ class TransformedEnv(Wrapper):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
 
-    def _parts(self) -> list[BatchedModule]:
+    def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
 
     def __repr__(self) -> str:
