@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import random
 import re
 import threading
@@ -55,7 +54,7 @@ def _states(device: torch.device) -> dict[str, Any]:
     """The states of the global generators by name, as values that can be compared."""
     states: dict[str, Any] = {
         "Python's random": random.getstate(),
-        "numpy.random": pickle.dumps(np.random.get_state()),
+        "numpy.random": [np.asarray(part).tolist() for part in np.random.get_state()],
         _PYTORCH: torch.get_rng_state().tolist(),
     }
     if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
