@@ -311,8 +311,9 @@ class TimeAwareObservation(Transform):
         mask.fill_(self.elapsed, 0)
         return self._add_time(td)
 
-    def retimed(self, observation: Any, steps: Tensor) -> Any:
-        """Observations of this transform, with other elapsed steps `(num_envs,)`."""
+    def _retimed(self, observation: Any, steps: Tensor) -> Any:
+        if observation is None:
+            return super()._retimed(observation, steps)
         time = self._time(steps.unsqueeze(1))
         if not self.flatten:
             return observation.copy().set(self.time_key, time)
