@@ -217,7 +217,12 @@ class FirstCalls(OperatorMode):
             learn others.
     """
 
-    def __init__(self, owner: str, policy: Callable[..., Any], num_envs: int | None = None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        policy: Callable[..., Any],
+        num_envs: int | None = None,
+    ) -> None:
         super().__init__()
         self.owner = owner
         self.policy = policy
