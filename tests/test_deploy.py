@@ -526,9 +526,13 @@ def of_a_lock():
     return lambda td: agent.part or td["observation"][:, :2]
 
 
+FUNCTIONS = [global_act]  # copy.deepcopy leaves functions as they are
+
+
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
+        pytest.param(lambda td: FUNCTIONS[0](td), "module.*bound method", id="list of functions"),
         pytest.param(of_a_lock(), "Holder.*lock.*bound method", id="lock"),
         pytest.param(
             lambda td: Shared.network(td["observation"]), "module.*bound method", id="class"

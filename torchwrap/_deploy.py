@@ -230,13 +230,15 @@ class DeployedPolicy(nn.Module):
         """Replaces functions by copies. Returns the modules that those hold."""
         known = list(self.modules())
         copies.update({id(module): module for module in known})
-        networks = nn.ModuleList()
+        number = len(copies)
         for module in known:
             for name, value in vars(module).items():
                 if callable(value) and not isinstance(value, nn.Module | type):
                     vars(module)[name] = _copied(value, copies)
-                    networks.extend([copies[id(found)] for found in modules_of(value)])
-        return networks
+        values = list(copies.values())[number:]
+        found = [value for value in values if isinstance(value, nn.Module)]
+        inner = {child for module in found for child in module.children()}
+        return nn.ModuleList(module for module in found if module not in inner)
 
     def _call(
         self, state: State, function: Callable[..., Any], *args: Any
