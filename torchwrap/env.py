@@ -768,7 +768,7 @@ class Env(BatchedModule):
             remedy = "Turn scores into actions with `scores.argmax(-1)`."
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
-            policy.check(owner, signature, td)
+            policy.check(owner, signature, td, num_envs)
         keys: set[str] = set()
         if "next" in td.keys():
             keys.update(td["next"].keys())
