@@ -232,7 +232,8 @@ class Scan:
         def body(*given: Tensor) -> list[Tensor]:
             arguments = dict(zip(carried, given, strict=False))
             arguments.update(zip(others, given[number + 1 :], strict=True))
-            results = self.step.graph(*[arguments[index] for index in range(len(tensors))])
+            ordered = [arguments[index] for index in sorted(arguments)]
+            results = self.step.graph(*ordered)
             # Copies, because what the operator returns must not share memory.
             copies = [result.clone(memory_format=torch.contiguous_format) for result in results]
             written = copies[: len(self.step.written)]

@@ -159,7 +159,9 @@ class PureEnv:
                 seed = validation.integer(owner, "seed", seed, 0, 2**64 - 1)
             seed = torch.tensor(seed - (seed >> 63 << 64), device=self.signature.device)
         # Copies, because the env may write to its own.
-        buffers = {name: self._tensors[index].clone() for index, name in self._names.items()}
+        buffers = {}
+        for index, name in self._names.items():
+            buffers[name] = self._tensors[index].clone()
         written, root = self._init(self._tensors, seed)
         return self._following(buffers, self._init, written, root)
 
@@ -294,7 +296,8 @@ def _check_tensor(
     if torch.compiler.is_compiling():
         return
     is_tensor = isinstance(value, Tensor)
-    if not is_tensor or (value.dtype, value.shape, value.device) != (dtype, shape, device):
+    expected = (dtype, shape, device)
+    if not is_tensor or (value.dtype, value.shape, value.device) != expected:
         must = f"{name} must have shape {shape} and dtype {dtype}, on {device}"
         got = validation.described(value)
         if is_tensor:

@@ -182,7 +182,9 @@ def _ordered(value: Any, like: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple([_ordered(part, other) for part, other in zip(value, like, strict=True)])
-    entries = {key: _ordered(value[key], like[key]) for key in like.keys()}
+    entries = {}
+    for key in like.keys():
+        entries[key] = _ordered(value[key], like[key])
     return TensorDict(entries, value.batch_size) if isinstance(value, TensorDictBase) else entries
 
 
