@@ -181,7 +181,8 @@ def _ordered(value: Any, like: Any) -> Any:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple):
-        return tuple([_ordered(part, other) for part, other in zip(value, like, strict=True)])
+        pairs = zip(value, like, strict=True)
+        return tuple([_ordered(part, other) for part, other in pairs])
     entries = {key: _ordered(value[key], like[key]) for key in like.keys()}
     return TensorDict(entries, value.batch_size) if isinstance(value, TensorDictBase) else entries
 
