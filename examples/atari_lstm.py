@@ -17,8 +17,8 @@ from statistics import fmean
 
 import torch
 import tyro
-from ppo import gae
-from ppo_presets import layer_init
+from ppo import estimate_advantages, train_epochs
+from ppo_presets import cnn, layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -88,10 +88,8 @@ def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
 class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
-        self.network = nn.Sequential()
-        for sizes in [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]:
-            self.network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
-        self.network.extend([nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()])
+        convolutions = [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+        self.network = cnn(convolutions, 64 * 7 * 7, 512)
         self.lstm = nn.LSTMCell(512, args.hidden_size)
         for name, parameter in self.lstm.named_parameters():
             if "bias" in name:
@@ -147,16 +145,12 @@ class Agent(nn.Module):
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
     """Tensors with one row per env, so that a minibatch is a choice of rows."""
     successor = data["next"]
-    terminated = successor["terminated"].squeeze(-1)
-    done = successor["done"].squeeze(-1)
+    truncated = (successor["done"] & ~successor["terminated"]).squeeze(-1)
     last_value = agent.get_value(td).unsqueeze(1)
     next_value = torch.cat([data["value"][:, 1:], last_value], 1)
-    truncated = done & ~terminated
     if truncated.any():  # take the final frame's value, not that of the next game
         next_value[truncated] = agent.get_value(successor[truncated])
-    next_value = torch.where(terminated, 0, next_value)
-    target = successor["reward"].squeeze(-1) + args.gamma * next_value
-    advantage = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
+    advantage = estimate_advantages(data, data["value"], next_value, args)
     batch = {name: data[name] for name in ("observation", "is_init", "action", "logprob", "value")}
     batch["hidden"] = data["hidden"][:, 0]
     batch["cell"] = data["cell"][:, 0]
@@ -198,18 +192,8 @@ def main(args: Args) -> dict[str, list[float]]:
         optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         batch = make_batch(agent, data, td, args)
-        minibatch_losses = []
-        for _ in range(args.update_epochs):
-            order = torch.randperm(args.num_envs, device=args.device)
-            for rows in order.chunk(args.num_minibatches):
-                minibatch = {name: value[rows] for name, value in batch.items()}
-                loss = ppo_loss(agent, minibatch, args)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
-                minibatch_losses.append(loss.detach())
-        losses.append(torch.stack(minibatch_losses).mean().item())
+        loss = train_epochs(agent, optimizer, batch, args, ppo_loss)
+        losses.append(loss.item())
         info = data["next", "info"]
         returns += info["game_return"][info["game_over"].bool()].tolist()
         progress.update(batch_size)

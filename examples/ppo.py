@@ -148,19 +148,26 @@ def gae(delta: Tensor, decay: Tensor) -> Tensor:
     return delta
 
 
+def estimate_advantages(data: Any, values: Tensor, next_values: Tensor, args: Any) -> Tensor:
+    """Advantages of a rollout, from the values of observations and of their successors.
+
+    A terminated episode may end in NaN, and NaN * 0 is NaN.
+    """
+    successor = data["next"]
+    done = successor["done"].squeeze(-1)
+    next_values = torch.where(successor["terminated"].squeeze(-1), 0, next_values)
+    delta = successor["reward"].squeeze(-1) + args.gamma * next_values - values
+    return gae(delta, args.gamma * args.gae_lambda * ~done)
+
+
 @torch.no_grad()
 def make_batch(agent: Agent, data: dict[str, Any], args: Args) -> Batch:
     """Flatten a rollout `(num_envs, num_steps)`, with log probabilities, advantages and returns."""
-    successor = data["next"]
-    terminated = successor["terminated"].squeeze(-1)
-    done = successor["done"].squeeze(-1)
     values = agent.get_value(data["observation"])
     # Where an episode ended, the successor's observation is the final one. So a truncated episode
-    # is bootstrapped from it. A terminated one may end in NaN, and NaN * 0 is NaN.
-    next_values = agent.get_value(successor["observation"])
-    next_values = torch.where(terminated, 0, next_values)
-    delta = successor["reward"].squeeze(-1) + args.gamma * next_values - values
-    advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
+    # is bootstrapped from it.
+    next_values = agent.get_value(data["next"]["observation"])
+    advantages = estimate_advantages(data, values, next_values, args)
     batch = {
         "observation": data["observation"],
         "action": data["action"],
@@ -240,6 +247,22 @@ def update(
     return {**stats, "clipfrac": torch.stack(clipfracs).mean()}
 
 
+def train_epochs(agent: nn.Module, optimizer: Any, batch: Batch, args: Any, loss: Any) -> Tensor:
+    """Epochs of `loss(agent, minibatch, args)`, for variants of this file. Returns its mean."""
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(len(batch["ret"]), device=batch["ret"].device)
+        for rows in order.chunk(args.num_minibatches):
+            minibatch = {name: value[rows] for name, value in batch.items()}
+            value = loss(agent, minibatch, args)
+            optimizer.zero_grad()
+            value.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            optimizer.step()
+            losses.append(value.detach())
+    return torch.stack(losses).mean()
+
+
 def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
     """Compiles the rollout, and returns compiled functions of the update."""
     tqdm.write("compiling the rollout; the first iteration compiles the update")
@@ -261,47 +284,78 @@ def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
     return episodes["episode_return"].mean().item()
 
 
-def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
-    if "LOCAL_RANK" in os.environ:
-        raise RuntimeError("ppo.py: must be one process. Give torchrun ppo_distributed.py.")
+class Processes:
+    """The processes that train together: one. ppo_distributed.py has more."""
+
+    rank = 0
+    number = 1
+    compute_gradients = staticmethod(compute_gradients)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, on rank 0."""
+        return [value]
+
+
+def train(args: Args, make: Make, processes: Processes) -> dict[str, Any]:
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
     fill_in(args, make)
-    env = make_env(args, args.num_envs, make)
+    num_envs, rest = divmod(args.num_envs, processes.number)
+    if rest:
+        fault = f"--num-envs must be a multiple of {processes.number} processes"
+        raise ValueError(f"ppo_distributed.py: {fault}, got {args.num_envs}.")
+    env = make_env(args, num_envs, make, first_index=processes.rank * num_envs)
     agent = Agent(env).to(args.device)
+    if processes.rank > 0:  # the same network, but other actions
+        torch.manual_seed(args.seed + 1_000_003 * processes.rank)
     optimizer = make_optimizer(agent, args)
     collect = make_collector(env, agent, args)
     log = Log(args, env, start_time)
     to_batch = make_batch
-    gradients = compute_gradients
+    gradients = processes.compute_gradients
     if args.compile:
-        to_batch, gradients = compiled(collect, make_batch, compute_gradients)
+        to_batch, gradients = compiled(collect, make_batch, gradients)
         log.compile_seconds = log.seconds()
     td = env.reset(seed=args.seed)
-    checkpoint = Checkpoint(args, env, agent, optimizer, log)
+    checkpoint = Checkpoint(args, env, agent, optimizer, log, processes.number)
     if args.resume:
-        td = checkpoint.load(td)
-    log.start()
+        td = checkpoint.load(td, processes.rank)
+    if processes.rank == 0:
+        log.start()
+    window = -(-100 // processes.number)  # 100 episodes of all processes
     for iteration in range(log.first_iteration, log.num_iterations):
         lr = args.learning_rate
         if args.anneal_lr:
             lr *= 1.0 - iteration / log.num_iterations
         optimizer.param_groups[0]["lr"] = lr
         data, td = collect(td)
+        tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
         stats = update(agent, optimizer, batch, args, gradients)
-        log.record(iteration, log.statistics.return_queue)
-        log.write_scalars(iteration, data, batch, stats, lr)
 
-        if log.is_save(iteration):
-            checkpoint.save(iteration, [checkpoint.process_state()])
-    metrics = log.close()
-    metrics["eval_mean_return"] = evaluate(args, env, agent, make)
-    log.write(metrics)
+        returns = processes.gather(log.statistics.return_queue[-window:].cpu())
+        is_save = log.is_save(iteration)
+        states = processes.gather(checkpoint.process_state()) if is_save else []
+        if processes.rank == 0:
+            log.record(iteration, torch.cat(returns))
+            log.write_scalars(iteration, data, batch, stats, lr)
+            if is_save:
+                checkpoint.save(iteration, states)
+    metrics = {}
+    if processes.rank == 0:
+        metrics = log.close(processes.number)
+        metrics["eval_mean_return"] = evaluate(args, env, agent, make)
+        log.write(metrics)
     env.close()
     return metrics
+
+
+def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
+    if "LOCAL_RANK" in os.environ:
+        raise RuntimeError("ppo.py: must be one process. Give torchrun ppo_distributed.py.")
+    return train(args, make, Processes())
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 import tyro
 from atari_game import make_atari
-from ppo import gae
+from ppo import estimate_advantages, train_epochs
 from ppo_output import plot
-from ppo_presets import layer_init
+from ppo_presets import cnn, layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -117,10 +117,7 @@ class Agent(nn.Module):
             convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]
             pixels = 32 * 9 * 9
             features = 256
-        network = nn.Sequential()
-        for sizes in convolutions:
-            network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
-        network.extend([nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()])
+        network = cnn(convolutions, pixels, features)
         self.network = network.to(memory_format=torch.channels_last)
         self.actor = layer_init(nn.Linear(features, int(env.single_action_space.n)), std=0.01)
         self.critic = layer_init(nn.Linear(features, 1), std=1.0)
@@ -148,16 +145,12 @@ class Agent(nn.Module):
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
     """Flatten a rollout `(num_envs, num_steps)`, with advantages and returns."""
     successor = data["next"]
-    terminated = successor["terminated"].squeeze(-1)
-    done = successor["done"].squeeze(-1)
+    truncated = (successor["done"] & ~successor["terminated"]).squeeze(-1)
     _, last_value = agent(td["observation"])
     next_value = torch.cat([data["value"][:, 1:], last_value.unsqueeze(1)], 1)
-    truncated = done & ~terminated
     if truncated.any():  # take the final observation's value, not that of the next episode
         _, next_value[truncated] = agent(successor["observation"][truncated])
-    next_value = torch.where(terminated, 0, next_value)
-    target = successor["reward"].squeeze(-1) + args.gamma * next_value
-    advantages = gae(target - data["value"], args.gamma * args.gae_lambda * ~done)
+    advantages = estimate_advantages(data, data["value"], next_value, args)
     batch = {name: data[name] for name in ("observation", "action", "logprob")}
     batch["advantage"] = advantages
     batch["ret"] = advantages + data["value"]
@@ -208,15 +201,7 @@ def main(args: Args) -> dict[str, object]:
             optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         batch = make_batch(agent, data, td, args)
-        for _ in range(args.update_epochs):
-            order = torch.randperm(batch_size, device=args.device)
-            for rows in order.chunk(args.num_minibatches):
-                minibatch = {name: value[rows] for name, value in batch.items()}
-                loss = ppo_loss(agent, minibatch, args)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
+        train_epochs(agent, optimizer, batch, args, ppo_loss)
 
         progress.update(batch_size)
         info = data["next", "info"]

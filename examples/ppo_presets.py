@@ -13,93 +13,28 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 import torchwrap as tw
 
+COLUMNS = (
+    "total_timesteps",
+    "learning_rate",
+    "num_envs",
+    "num_steps",
+    "gamma",
+    "gae_lambda",
+    "num_minibatches",
+    "update_epochs",
+    "clip_vloss",
+    "normalize",
+)
+# as CleanRL's ppo.py, but without an entropy bonus
+DISCRETE_ACTIONS = (500_000, 2.5e-4, 4, 128, 0.99, 0.95, 4, 4, True, False)
+# as CleanRL's ppo_continuous_action.py
+CONTINUOUS_ACTIONS = (1_000_000, 3e-4, 1, 2048, 0.99, 0.95, 32, 10, True, True)
 PRESETS = {
-    "CartPole-v1": dict(
-        total_timesteps=150_000,
-        learning_rate=3e-3,
-        num_envs=64,
-        num_steps=32,
-        gamma=0.98,
-        gae_lambda=0.95,
-        num_minibatches=4,
-        update_epochs=8,
-        clip_vloss=False,
-        normalize=False,
-    ),
-    "Acrobot-v1": dict(
-        total_timesteps=400_000,
-        learning_rate=3e-3,
-        num_envs=32,
-        num_steps=128,
-        gamma=0.99,
-        gae_lambda=0.9,
-        num_minibatches=4,
-        update_epochs=10,
-        clip_vloss=False,
-        normalize=True,
-    ),
-    "MountainCar-v0": dict(
-        total_timesteps=1_000_000,
-        learning_rate=3e-3,
-        num_envs=64,
-        num_steps=128,
-        gamma=0.99,
-        gae_lambda=0.98,
-        num_minibatches=16,
-        update_epochs=10,
-        clip_vloss=False,
-        normalize=True,
-    ),
-    "MountainCarContinuous-v0": dict(
-        total_timesteps=1_000_000,
-        learning_rate=1e-3,
-        num_envs=64,
-        num_steps=256,
-        gamma=0.9999,
-        gae_lambda=0.9,
-        num_minibatches=16,
-        update_epochs=10,
-        clip_vloss=False,
-        normalize=True,
-    ),
-    "Pendulum-v1": dict(
-        total_timesteps=400_000,
-        learning_rate=1e-3,
-        num_envs=32,
-        num_steps=128,
-        gamma=0.9,
-        gae_lambda=0.95,
-        num_minibatches=16,
-        update_epochs=10,
-        clip_vloss=False,
-        normalize=True,
-    ),
-    # as CleanRL's ppo.py, but without an entropy bonus
-    "any other env with discrete actions": dict(
-        total_timesteps=500_000,
-        learning_rate=2.5e-4,
-        num_envs=4,
-        num_steps=128,
-        gamma=0.99,
-        gae_lambda=0.95,
-        num_minibatches=4,
-        update_epochs=4,
-        clip_vloss=True,
-        normalize=False,
-    ),
-    # as CleanRL's ppo_continuous_action.py
-    "any other env with continuous actions": dict(
-        total_timesteps=1_000_000,
-        learning_rate=3e-4,
-        num_envs=1,
-        num_steps=2048,
-        gamma=0.99,
-        gae_lambda=0.95,
-        num_minibatches=32,
-        update_epochs=10,
-        clip_vloss=True,
-        normalize=True,
-    ),
+    "CartPole-v1": (150_000, 3e-3, 64, 32, 0.98, 0.95, 4, 8, False, False),
+    "Acrobot-v1": (400_000, 3e-3, 32, 128, 0.99, 0.9, 4, 10, False, True),
+    "MountainCar-v0": (1_000_000, 3e-3, 64, 128, 0.99, 0.98, 16, 10, False, True),
+    "MountainCarContinuous-v0": (1_000_000, 1e-3, 64, 256, 0.9999, 0.9, 16, 10, False, True),
+    "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.9, 0.95, 16, 10, False, True),
 }
 
 
@@ -115,9 +50,8 @@ def fill_in(args: Any, make: Make) -> None:
     """
     probe = make(args.env_id, 1, backend=args.backend)
     is_discrete = isinstance(probe.single_action_space, DISCRETE)
-    actions = "discrete" if is_discrete else "continuous"
-    defaults = PRESETS[f"any other env with {actions} actions"]
-    values = dict(PRESETS.get(args.env_id, defaults))
+    defaults = DISCRETE_ACTIONS if is_discrete else CONTINUOUS_ACTIONS
+    values = dict(zip(COLUMNS, PRESETS.get(args.env_id, defaults)))
     if args.num_envs is not None:
         batch_size = values["num_envs"] * values["num_steps"]
         values["num_steps"] = max(1, batch_size // args.num_envs)
@@ -134,6 +68,15 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def cnn(convolutions: Sequence[tuple[int, ...]], pixels: int, features: int) -> nn.Sequential:
+    """Convolutions `(in, out, size, stride)` of images, whose `pixels` become `features`."""
+    network = nn.Sequential()
+    for sizes in convolutions:
+        network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
+    network.extend([nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()])
+    return network
 
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import tyro
 from gymnasium.spaces import Box
-from ppo import gae
+from ppo import estimate_advantages, train_epochs
 from ppo_presets import layer_init
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -106,16 +106,13 @@ class Agent(nn.Module):
 @torch.no_grad()
 def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
     successor = data["next"]
-    terminated = successor["terminated"].squeeze(-1)
-    done = successor["done"].squeeze(-1)
     hidden = successor["hidden"]
     values = agent.critic(hidden).squeeze(-1)
     # The state after the successor is right at truncations too, where the next root is another
     # episode's.
     next_hidden = agent.remember(successor["observation"], hidden)
-    next_values = torch.where(terminated, 0, agent.critic(next_hidden).squeeze(-1))
-    target = successor["reward"].squeeze(-1) + args.gamma * next_values
-    advantages = gae(target - values, args.gamma * args.gae_lambda * ~done)
+    next_values = agent.critic(next_hidden).squeeze(-1)
+    advantages = estimate_advantages(data, values, next_values, args)
     batch = {name: data[name] for name in ("observation", "action", "is_init")}
     batch["hidden"] = data["hidden"][:, 0]
     batch["logprob"] = agent.get_distribution(hidden).log_prob(data["action"])
@@ -152,15 +149,7 @@ def main(args: Args) -> float:
         optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         batch = make_batch(agent, data, args)
-        for _ in range(args.update_epochs):
-            order = torch.randperm(args.num_envs)  # whole envs, to keep time in order
-            for rows in order.chunk(args.num_minibatches):
-                minibatch = {name: value[rows] for name, value in batch.items()}
-                loss = ppo_loss(agent, minibatch, args)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
+        train_epochs(agent, optimizer, batch, args, ppo_loss)  # whole envs keep time in order
         if iteration % 25 == 24:
             mean = env.transforms[0].return_queue.mean()
             print(f"{(iteration + 1) * batch_size:>8} env steps: mean return {mean:.0f}")

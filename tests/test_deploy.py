@@ -12,6 +12,7 @@ import torch
 from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise, StatefulRnn
 from gymnasium import spaces
 from helpers import load_example
+from holders import HOLDERS, Holder, on_host
 from tensordict import TensorDict
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
@@ -443,88 +444,6 @@ def network():
     return nn.Sequential(*layers).eval()
 
 
-class Holder:
-    """A plain object that holds a network, as Stable-Baselines3's models do."""
-
-    def __init__(self, part):
-        self.part = part
-        self.lock = threading.Lock()  # cannot be copied
-
-
-class Pair:
-    def __init__(self, part):
-        self.parts = (part, part)
-
-
-def computed(part, observation):
-    return part(observation)
-
-
-def in_a_partial(net):
-    return functools.partial(lambda scale, td, net: net(td["observation"]) * scale, 2, net=net)
-
-
-def in_defaults(net):
-    return lambda td, net=net, *, other=net: net(td["observation"]) + other(td["observation"])
-
-
-def in_a_decorated_function(net):
-    @torch.no_grad()
-    def act(td):
-        return net(td["observation"])
-
-    return act
-
-
-def in_a_compiled_function(net):
-    return torch.compile(lambda td: net(td["observation"]), backend="eager")
-
-
-def in_another_function(net):
-    def features(observation, scale=2):
-        return net(observation) * scale
-
-    return lambda td: features(td["observation"])
-
-
-def in_a_generator(net):
-    return lambda td: sum(net(td["observation"]) * scale for scale in (1, 2))
-
-
-def in_an_object(net):
-    model = Holder(net)
-    return lambda td: model.part(td["observation"])
-
-
-def in_an_object_in_an_object(net):
-    agent = Pair(Pair(net))
-    return lambda td: agent.parts[0].parts[1](td["observation"])
-
-
-def in_a_dict(net):
-    parts = {"actor": [net]}
-    return lambda td: computed(parts["actor"][0], td["observation"])
-
-
-HOLDERS = {
-    "variable": lambda net: lambda td: net(td["observation"]),
-    "partial": in_a_partial,
-    "defaults": in_defaults,
-    "decorated": in_a_decorated_function,
-    "compiled": in_a_compiled_function,
-    "other function": in_another_function,
-    "generator": in_a_generator,
-    "object": in_an_object,
-    "object in an object": in_an_object_in_an_object,
-    "dict": in_a_dict,
-}
-
-
-def on_host(policy):
-    """The policy with a read of its action on the host, as `predict` of Stable-Baselines3."""
-    return lambda td: torch.as_tensor(policy(td).detach().numpy())
-
-
 @pytest.mark.parametrize("reads", [False, True], ids=["", "reads on the host"])
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 @torch.no_grad()
@@ -603,12 +522,17 @@ class Shared:
 
 def of_a_lock():
     agent = Holder(None)
+    agent.lock = threading.Lock()
     return lambda td: agent.part or td["observation"][:, :2]
+
+
+FUNCTIONS = [global_act]  # copy.deepcopy leaves functions as they are
 
 
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
+        pytest.param(lambda td: FUNCTIONS[0](td), "module.*bound method", id="list of functions"),
         pytest.param(of_a_lock(), "Holder.*lock.*bound method", id="lock"),
         pytest.param(
             lambda td: Shared.network(td["observation"]), "module.*bound method", id="class"

@@ -496,12 +496,6 @@ BAD_CALLS = {  # method, arguments, error, name in the message
         ValueError,
         "state_theta",
     ),
-    "snapshot of more envs": (
-        "restore",
-        dict(snapshot=snapshot_of(lambda: ScriptedEnv(3))),
-        ValueError,
-        r"got \(3,",
-    ),
     "snapshot of a stack": (
         "restore",
         dict(snapshot=snapshot_of(limited)),
@@ -567,24 +561,3 @@ def test_key_that_a_reset_adds_is_refused_instead_of_dropped():
     env = tw.TransformedEnv(ScriptedEnv(2), Adds())
     with pytest.raises(ValueError, match="goal"):
         env.reset()
-
-
-CHANGES = {
-    "dtype": torch.Tensor.double,
-    "shape": lambda observation: observation[:, :1],
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_auto_reset_never_changes_the_dtype_or_shape_of_the_root(change):
-    class Changed(ScriptedEnv):
-        def _reset(self, mask, options=None):
-            td = super()._reset(mask, options)
-            if self.np_random_seed is None:
-                return td
-            return td.set("observation", change(td["observation"]))
-
-    env = Changed(2, (3,), episode_lengths=1)
-    env.reset(seed=0)
-    with pytest.raises((TypeError, ValueError), match=r"Changed\._reset: observation"):
-        env.step(env.sample_action())

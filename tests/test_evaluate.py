@@ -1,11 +1,11 @@
 """`torchwrap.evaluate`: which episodes count, seeds, modes, and episodes that take long."""
 
-import functools
 import re
 
 import numpy as np
 import pytest
 import torch
+from holders import HOLDERS
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -185,74 +185,31 @@ class Drops(torch.nn.Module):
         self.dropout = torch.nn.Dropout(0.5)
         self.modes = []
 
-    def forward(self, td):
+    def forward(self, observation):
         self.modes.append((self.training, self.dropout.training))
         return self.dropout(torch.ones(2, 6))
 
 
-class Agent:
-    def __init__(self):
-        self.network = Drops()
-
-    def act(self, td):
-        return self.network(td)
-
-
-def closure(agent):
-    network = agent.network
-    return lambda td: network(td)
-
-
-def without_grad(agent):
-    network = agent.network
-
-    @torch.no_grad()
-    def policy(td):
-        return network(td)
-
-    return policy
-
-
-POLICIES = {
-    "module": lambda agent: agent.network,
-    "method": lambda agent: agent.act,
-    "closure": closure,
-    "decorated": without_grad,
-    "attribute": lambda agent: lambda td: agent.network(td),
-    "partial": lambda agent: functools.partial(
-        lambda td, net: net(td),
-        net=agent.network,
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "train",
-    [True, False],
-    ids=["train", "eval"],
-)
-@pytest.mark.parametrize("policy_of", POLICIES.values(), ids=POLICIES)
-def test_evaluate_puts_the_policy_into_eval_mode_and_back(policy_of, train):
-    agent = Agent()
-    agent.network.train(train).dropout.train()
-    tw.evaluate(scripted(3), policy_of(agent), 2)
-    assert agent.network.modes == [(False, False)] * 3
-    assert (
-        agent.network.training,
-        agent.network.dropout.training,
-    ) == (train, True)
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
+    network = Drops()
+    network.train(train).dropout.train()
+    tw.evaluate(scripted(3), hold(network), 2)
+    assert set(network.modes) == {(False, False)}
+    assert (network.training, network.dropout.training) == (train, True)
 
 
 def test_evaluate_of_a_policy_that_raises_puts_it_back():
-    agent = Agent()
+    network = Drops()
 
     def policy(td):
-        agent.act(td)
+        network(td)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         tw.evaluate(ScriptedEnv(2), policy, 2)
-    assert agent.network.training and agent.network.dropout.training
+    assert network.training and network.dropout.training
 
 
 class Tenths(ScriptedEnv):

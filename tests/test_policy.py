@@ -10,7 +10,6 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.policy import modules_of
 from torchwrap.testing import ScriptedEnv
 
 SIZE = 4
@@ -490,21 +489,3 @@ def test_collector_with_batch_norm_learns_its_statistics():
 def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():
     with pytest.raises(ValueError, match="PolicyState"):
         tw.to_gymnasium(make())
-
-
-# The modules of a policy.
-
-
-class Model:
-    def __init__(self):
-        self.policy = nn.Linear(1, 1)
-
-
-def test_modules_of_a_policy_are_those_in_plain_sight():
-    model = Model()
-
-    def nested():
-        return model.policy
-
-    assert modules_of(lambda td: model.policy(td)) == [model.policy]
-    assert modules_of(lambda td: nested()) == modules_of(None) == []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Env
-from torchwrap.policy import Policy, act, modules_of
+from torchwrap.policy import Policy, modules_of
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.groups import ObservationGroups
@@ -47,6 +46,7 @@ Faults = dict[str, str]
 """Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
+NAMED = "Pass the module itself, or a bound method of it"
 
 
 def deploy(
@@ -141,9 +141,10 @@ class DeployedPolicy(nn.Module):
         self.transforms, described = _frozen(kept, observations or (), without, copies, faults)
         if faults:
             raise _unusable(faults)
+        self.policy = policy
         if isinstance(policy, nn.Module):
-            self.policy: Policy = _copied(policy, copies)
-        self.networks = self._copy_functions(policy, copies)
+            self.policy = _copied(policy, copies)
+        self.networks = self._copy_functions(copies)
         self.eval().requires_grad_(False)
         self.start = BatchedModule()  # the initial rows of the state that no transform holds
         first = EnvBuffer((1,), torch.bool, True)
@@ -225,17 +226,15 @@ class DeployedPolicy(nn.Module):
         following.update(held)
         return action, {name: following[name].detach() for name in needed}
 
-    def _copy_functions(self, policy: Policy, copies: Copies) -> nn.ModuleList:
+    def _copy_functions(self, copies: Copies) -> nn.ModuleList:
         """Replaces functions by copies. Returns the modules that those hold."""
         known = list(self.modules())
         copies.update({id(module): module for module in known})
         number = len(copies)
         for module in known:
             for name, value in vars(module).items():
-                if isinstance(value, FunctionType | MethodType | functools.partial):
+                if callable(value) and not isinstance(value, nn.Module | type):
                     vars(module)[name] = _copied(value, copies)
-        if not isinstance(policy, nn.Module):
-            self.policy = _copied(policy, copies)
         values = list(copies.values())[number:]
         found = [value for value in values if isinstance(value, nn.Module)]
         inner = {child for module in found for child in module.children()}
@@ -265,7 +264,8 @@ class DeployedPolicy(nn.Module):
         own = {name: state[name] for name in self._signature.policy_state}
         if own:
             root |= policies.following(self._signature, own, state["is_first"])
-        td: Any = tensordict(root, _num_rows(raw))
+        number = _num_rows(raw)
+        td: Any = tensordict(root, number)
         action: Any = self.policy(td)
         parts = spaces.children(self._signature.single_action_space) or {}
         if isinstance(action, TensorDictBase) and set(action.keys()) != set(parts):
@@ -276,6 +276,7 @@ class DeployedPolicy(nn.Module):
             raise TypeError(refusal("deploy", "policy must return tensors", got))
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
+        policies.check("deploy", self._signature, td, number)
         following: dict[str, Tensor] = {name: td["next", name] for name in own}
         if is_first is not None:
             following["is_first"] = torch.zeros_like(is_first)
@@ -339,21 +340,12 @@ class DeployedPolicy(nn.Module):
     @torch.no_grad()
     def _check(self, env: Env) -> None:
         """Raises for faults of the policy and the transforms that an export would not report."""
-        observation: Any = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        if self._observations is not None:
-            observation = observation.select(*self._observations)
-        root = {**policies.initial(env.signature), "observation": observation}
         raw = _plain(self._space, self._sample())
         inputs = (raw, *self.example_inputs()[1:])
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            first_calls = policies.FirstCalls("deploy", self.policy)
-            for _ in range(policies.NUM_FIRST_CALLS):
-                td = act(env, first_calls, tensordict(root, env.num_envs).clone())
-            policies.check("deploy", env.signature, td)
-            with _Parameters(self):
-                first: Any = self(*inputs)
+            first: Any = self(*inputs)
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
@@ -362,6 +354,13 @@ class DeployedPolicy(nn.Module):
             got = f"changes of {written}" if written else "two results"
             remedy = "Declare state with PolicyState or EnvBuffer, and put modules into eval mode"
             raise ValueError(refusal("deploy", must, got, remedy))
+        calls = policies.FirstCalls("deploy", self)
+        for _ in range(policies.NUM_FIRST_CALLS):
+            calls(*inputs)
+        read = {tensor for tensor in calls.read.values() if isinstance(tensor, nn.Parameter)}
+        if not read <= set(self.parameters()):
+            must = "policy must name each module that it computes with"
+            raise TypeError(refusal("deploy", must, "a parameter that was not copied", NAMED))
         action = first[0] if self._is_stateful else first
         action = _value(self._action_space, action, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
@@ -383,23 +382,6 @@ class DeployedPolicy(nn.Module):
         }
 
 
-class _Parameters(OperatorMode):
-    """Refuses parameters that the module does not have, because their module was not found."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.known = set(module.parameters())
-
-    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        for value in args:
-            if isinstance(value, nn.Parameter) and value not in self.known:
-                must = "policy must name each module that it computes with"
-                got = "a parameter that was not copied"
-                remedy = "Pass the module itself, or a bound method of it"
-                raise TypeError(refusal("deploy", must, got, remedy))
-        return func(*args, **kwargs)
-
-
 class _Detached(OperatorMode):
     """Copies a tensor without its graph of gradients."""
 
@@ -415,26 +397,22 @@ class _Function:
     def __init__(self, function: FunctionType, copies: Copies) -> None:
         copies[function] = self  # it may name itself
         self.function = function
-        namespace = inspect.unwrap(function).__globals__
         self.variables: dict[str, Any] = {}
         for name, value in policies.variables_of(function).items():
-            is_own = not isinstance(value, ModuleType)
-            if isinstance(value, FunctionType):
-                is_own = inspect.unwrap(value).__globals__ is namespace
-            if is_own:
-                self.variables[name] = _copied(value, copies)
+            self.variables[name] = _copied(value, copies)
         self.defaults = tuple([_copied(value, copies) for value in function.__defaults__ or ()])
         self.keywords = copy.deepcopy(function.__kwdefaults__, copies)
 
     @functools.cached_property
     def _copy(self) -> FunctionType:
-        function: Any = self.function
-        # without `__name__`, by which Dynamo would find the original variables
-        variables = {"__builtins__": function.__builtins__, **policies.variables_of(function)}
-        variables.update(self.variables)
+        function = self.function
+        variables = {**function.__globals__, **self.variables}
+        variables.pop("__name__", None)  # by which Dynamo would find the original variables
         code = function.__code__
-        cells = tuple([CellType(variables[name]) for name in code.co_freevars])
-        found = FunctionType(code, variables, None, self.defaults, cells)
+        cells = []
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            cells.append(CellType(self.variables[name]) if name in self.variables else cell)
+        found = FunctionType(code, variables, None, self.defaults, tuple(cells))
         found.__kwdefaults__ = self.keywords
         return found
 
@@ -453,12 +431,9 @@ def _copied(value: Any, copies: Copies) -> Any:
     `copies` has earlier ones by the id of the original, as `copy.deepcopy` keeps them, and those of
     functions by the function.
     """
-    if isinstance(value, FunctionType):
-        original = getattr(value, "__wrapped__", None)
-        if original and str(value.__globals__.get("__name__")).startswith("torch._"):
-            return _copied(original, copies)  # which `torch.compile` has compiled
-        if not str(value.__module__).startswith("torch."):
-            return copies.get(value) or _Function(value, copies)
+    if isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
+        value = policies.uncompiled(value)
+        return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
         # A plain object may hold what cannot be copied, and what a policy does not need.
@@ -475,8 +450,7 @@ def _copied(value: Any, copies: Copies) -> Any:
             return copy.deepcopy(value, copies)
     except Exception as error:
         must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
-        remedy = "Pass the module itself, or a bound method of it"
-        raise TypeError(refusal("deploy", must, f"{error!r}", remedy)) from error
+        raise TypeError(refusal("deploy", must, f"{error!r}", NAMED)) from error
 
 
 def _shapes(state: State) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from torchwrap import policy, spaces
 from torchwrap._core import validation
-from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, leaves, tensordict
+from torchwrap._core.rows import RowMask, layout, leaves, tensordict
 from torchwrap.policy import State
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
@@ -35,12 +35,6 @@ Step = Callable[[Value, State], tuple[TensorDict, Root]]
 """Takes an action and the policy's state. Returns the successor and the next root."""
 
 NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
-
-
-def old_time(owner: str, hidden_by: str) -> str:
-    """The message for `elapsed_steps` that a root could not show."""
-    fault = f"elapsed_steps cannot be assigned, because {hidden_by} keeps the old time in the root"
-    return refusal(owner, fault, remedy=f"Put {hidden_by} below the layer that shows the time")
 
 
 class CompiledStep(Protocol):
@@ -87,9 +81,9 @@ class Env(BatchedModule):
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
     and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
-    `reset` cannot be overridden. Results of the hooks are checked layer by layer, their shapes and
-    dtypes in every step; a draw from a global random generator in the first one is an error. Hooks
-    get a copy of the action.
+    `reset` cannot be overridden. Results of the hooks are checked layer by layer, shapes and dtypes
+    of user code in every step. A draw from a global random generator in the first one is an error.
+    Hooks get a copy of the action.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
@@ -159,13 +153,8 @@ class Env(BatchedModule):
         }
         for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
-                raise TypeError(
-                    refusal(
-                        cls.__name__,
-                        f"{verb}() cannot be overridden, because other layers do not call it",
-                        remedy=f"Override {hook}",
-                    )
-                )
+                fault = f"{verb}() cannot be overridden, because other layers do not call it"
+                raise TypeError(refusal(cls.__name__, fault, remedy=f"Override {hook}"))
 
     # Hooks for subclasses.
 
@@ -435,18 +424,17 @@ class Env(BatchedModule):
             if isinstance(value, TensorDict):  # a dict has no batch size
                 value = TensorDict(value.to_dict(), [self.num_envs])
             entries[key] = spaces.to_device(value, self.device).clone()
-        if mask is None:
-            rows = RowMask.full(self.num_envs, self.device)
-        else:
+        rows: RowMask | None = None
+        if mask is not None:
             self._check_mask(mask, "restore")
             root = self._check_ready("restore() of some envs")
             rows = RowMask(mask)
             for key, value in entries.items():
                 entries[key] = rows.where(value, root[key])
         self._status.unfinished = "restore()"
-        for name, buffer in self._state_buffers(per_env=mask is not None).items():
+        for name, buffer in self._state_buffers(per_env=rows is not None).items():
             value = given["buffers", name]
-            if mask is None:
+            if rows is None:
                 buffer.copy_(value)
             else:
                 rows.assign_(buffer, value.to(buffer.device))
@@ -454,15 +442,9 @@ class Env(BatchedModule):
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
-        names: set[str] = set()
+        names = self._paths("_env_buffer_names")
         if not per_env:
-            names.update(self.state_dict(keep_vars=True))
-        for prefix, module in self.named_modules():
-            if isinstance(module, BatchedModule):
-                state = module._env_buffer_names
-                if not per_env:
-                    state += module._state_buffer_names
-                names.update(f"{prefix}.{name}".lstrip(".") for name in state)
+            names |= self._paths("_state_buffer_names") | self.state_dict().keys()
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
     def load_state_dict(
@@ -476,14 +458,12 @@ class Env(BatchedModule):
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
             for name, buffer in self._state_buffers(per_env=True).items():
-                value = state_dict.get(name)
-                if not isinstance(value, Tensor) or value.dim() != buffer.dim():
-                    continue
-                if len(value) == len(buffer):
+                value: Any = state_dict.get(name)
+                is_like = isinstance(value, Tensor) and value.dim() == buffer.dim()
+                if not is_like or len(value) == len(buffer):
                     continue
                 if (value == value[:1]).all():
-                    shape = (len(buffer), *value.shape[1:])
-                    state_dict[name] = value[:1].expand(shape).clone()
+                    state_dict[name] = value[:1].repeat_interleave(len(buffer), 0)
                 elif strict:
                     must = f"{name} must have {len(buffer)} rows, because they differ"
                     remedy = "With strict=False it stays as it is"
@@ -499,7 +479,8 @@ class Env(BatchedModule):
         Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
         that episodes can be truncated at different times from the start. The root's observation
         then shows the new time; a RuntimeError says that it cannot, because another layer is above
-        the layer that shows it, or that no layer has a clock, because a simulator counts the steps.
+        the layer that shows it or an env of your own does not tell, or that no layer has a clock,
+        because a simulator counts the steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -510,59 +491,33 @@ class Env(BatchedModule):
         """
         steps = self._read_clock()
         if steps is None:
-            raise RuntimeError(
-                refusal(
-                    self._name(),
-                    "elapsed_steps needs a layer that counts steps in a tensor",
-                    remedy="Put transforms.TimeLimit on the env",
-                )
-            )
+            fault = "elapsed_steps needs a layer that counts steps in a tensor"
+            remedy = "Put transforms.TimeLimit on the env"
+            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
         return steps.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
     def elapsed_steps(self, steps: Tensor) -> None:
         shape = self.elapsed_steps.shape
-        is_integer = isinstance(steps, Tensor) and steps.dtype in (torch.int32, torch.int64)
-        if not is_integer or steps.shape != shape:
-            raise ValueError(
-                refusal(
-                    self._name(),
-                    f"elapsed_steps must have shape {tuple(shape)} and dtype torch.int64",
-                    validation.described(steps),
-                )
-            )
         limit = self.signature.max_episode_steps or 2**63 - 1
-        lowest, highest = steps.aminmax()
-        if lowest < 0 or highest >= limit:
-            got = f"values from {lowest} to {highest}"
-            raise ValueError(
-                refusal(self._name(), f"elapsed_steps must be in [0, {limit - 1}]", got)
-            )
-        steps = steps.to(self.device)
-        root = self._status.root
-        if root is not None:
-            root["observation"] = self._retimed(root["observation"], steps, "")
-        self._write_clock(steps)
-
-    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
-        """The root's observation at other elapsed steps.
-
-        `hidden_by` names a layer above that changes observations. A RuntimeError says that this
-        layer shows the time below it.
-        """
-        return observation
-
-    def _clocks(self) -> list[Tensor]:
-        """The tensors in which this layer counts the steps."""
-        return EpisodeClock.of(self)
+        is_integer = isinstance(steps, Tensor) and steps.dtype in (torch.int32, torch.int64)
+        fits = is_integer and steps.shape == shape
+        if not fits or not ((steps >= 0) & (steps < limit)).all():
+            must = f"elapsed_steps must be a torch.int64 {tuple(shape)} in [0, {limit - 1}]"
+            raise ValueError(refusal(self._name(), must, steps))
+        root = self._check_ready("elapsed_steps is assigned")
+        root["observation"] = self._move_clocks(steps.to(self.device), root["observation"])
 
     def _read_clock(self) -> Tensor | None:
         """The elapsed steps; None if this env has no clock."""
         return next(iter(self._clocks()), None)
 
-    def _write_clock(self, steps: Tensor) -> None:
+    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
+        """Writes every clock, unless `_retimed` raises. Returns the root's observation then."""
+        observation = self._retimed(observation, steps)
         for clock in self._clocks():
             clock.copy_(steps.view_as(clock))
+        return observation
 
     # Properties, under the names of Gymnasium's VectorEnv.
 
@@ -614,8 +569,8 @@ class Env(BatchedModule):
         if self._status.root is None:
             return None
         stream = self.action_stream
-        words = zip(stream.seed_low.tolist(), stream.seed_high.tolist(), strict=True)
-        seeds = tuple(low + (high << 32) for low, high in words)
+        words = stream.seed_low + (stream.seed_high << 32)
+        seeds = tuple(words.numpy(force=True).view(np.uint64).tolist())
         return seeds[0] if len(set(seeds)) == 1 else seeds
 
     @property
@@ -668,7 +623,7 @@ class Env(BatchedModule):
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this layer or an inner one, or an env of a simulator, has the attribute."""
-        return hasattr(self, name)
+        return self._part_with(name) is not None
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
@@ -676,9 +631,18 @@ class Env(BatchedModule):
         An attribute of a simulator's envs is a tuple with one value per env; a method is a function
         that calls all of them.
         """
-        if not hasattr(self, name):
+        owner = self._part_with(name)
+        if owner is None:
             raise AttributeError(refusal(repr(self), f"no layer has the attribute {name!r}"))
-        return getattr(self, name)
+        return getattr(owner, name)
+
+    def _part_with(self, name: str) -> Any:
+        """The outermost part of this layer with an attribute, or None."""
+        return next((part for part in self._parts() if hasattr(part, name)), None)
+
+    def _parts(self) -> list[Any]:
+        """The objects of this layer that can own an attribute, outermost first."""
+        return [self]
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
@@ -689,10 +653,13 @@ class Env(BatchedModule):
         constructor argument of a transform, and where a simulator or a function would not see the
         value, and a ValueError for a list of another length or a value that `params` cannot hold.
         """
-        if force or self.has_wrapper_attr(name):
-            setattr(self, name, value)
-            return True
-        return False
+        owner = self._part_with(name)
+        if owner is None:
+            owner = self
+            if not force:
+                return False
+        setattr(owner, name, value)
+        return True
 
     def _name(self) -> str:
         """The name in messages: the id, or the class."""
@@ -710,14 +677,12 @@ class Env(BatchedModule):
         if root is not None and unfinished is None:
             return root
         self.unwrapped._check_usable()
-        fault = f"call reset() before {call}"
-        remedy = ""
-        if root is not None:
-            reason = f"because an earlier {unfinished} did not finish"
-            fault = f"it may hold the state of two different steps, {reason}"
-            remedy = "Call reset()"
-            if self.can_snapshot:
-                remedy += ", or restore() with a snapshot"
+        if root is None:
+            raise RuntimeError(refusal(self._name(), f"call reset() before {call}"))
+        fault = f"an earlier {unfinished} did not finish, so it may hold the state of two steps"
+        remedy = "Call reset()"
+        if self.can_snapshot:
+            remedy += ", or restore() with a snapshot"
         raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
 
     def _check_can_snapshot(self) -> None:
@@ -758,22 +723,30 @@ class Env(BatchedModule):
         shape = (self.num_envs,)
         expected = (torch.bool, shape, self.device)
         if not isinstance(mask, Tensor) or (mask.dtype, mask.shape, mask.device) != expected:
-            raise ValueError(
-                refusal(
-                    owner,
-                    f"mask must have shape {shape} and dtype torch.bool, on {self.device}",
-                    validation.described(mask),
-                    "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`",
-                )
-            )
-        if self._status.root is None and not mask.all():
-            raise RuntimeError(
-                refusal(
-                    owner,
-                    "the mask of the first reset must hold every env",
-                    remedy="Call reset() first",
-                )
-            )
+            must = f"mask must have shape {shape} and dtype torch.bool, on {self.device}"
+            remedy = "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`"
+            raise ValueError(refusal(owner, must, validation.described(mask), remedy))
+        root = self._status.root
+        if root is not None:
+            self._check_root(owner, root)
+        elif not mask.all():
+            fault = "the mask of the first reset must hold every env"
+            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
+
+    def _check_root(self, owner: str, root: TensorDict) -> None:
+        """Raises unless rows of the last root, as the user left it, can be kept."""
+        for name, like in self._root_like(torch.device("meta")).items():
+            needed = layout(like)
+            got = layout(root[name])
+            if got != needed:
+                raise ValueError(refusal(owner, f"{name} of the last root must be {needed}", got))
+
+    def _root_like(self, device: torch.device) -> dict[str, Any]:
+        """The entries of a snapshot's root, with any values."""
+        signature = self.signature.replace(device=device)
+        space = signature.single_observation_space
+        observation = spaces.zeros(space, signature.num_envs, device)
+        return {**policy.initial(signature), "observation": observation}
 
     def _is_dict_action(self, td: object) -> bool:
         """True for an action of a Dict or Tuple space, a TensorDict like a root.
@@ -790,19 +763,12 @@ class Env(BatchedModule):
         signature = self.signature
         if not isinstance(td, TensorDictBase):
             must = 'td must be a TensorDict with "action", or an action as a tensor'
-            remedy = ""
-            if isinstance(td, tuple):
-                remedy = NEXT_ROOT
-            elif isinstance(td, np.ndarray | list):
-                remedy = "Call `env.step(torch.as_tensor(action))`"
+            remedy = f"{NEXT_ROOT}, or `torch.as_tensor(action)`"
             raise TypeError(refusal(f"{owner}.step", must, type(td).__name__, remedy))
         action = td.get("action", None)
         if action is None:
-            raise ValueError(
-                refusal(
-                    f"{owner}.step", 'td must contain "action"', f"the keys {sorted(td.keys())}"
-                )
-            )
+            must = 'td must contain "action"'
+            raise ValueError(refusal(f"{owner}.step", must, sorted(td.keys())))
         space = signature.single_action_space
         num_envs = signature.num_envs
         try:
@@ -813,28 +779,18 @@ class Env(BatchedModule):
             remedy = "Turn scores into actions with `scores.argmax(-1)`."
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
-            policy.check(owner, signature, td)
+            policy.check(owner, signature, td, num_envs)
         keys: set[str] = set()
         if "next" in td.keys():
             keys.update(td["next"].keys())
         if not keys.issubset(signature.policy_state):
-            raise ValueError(
-                refusal(
-                    f"{owner}.step",
-                    'td["next"] must hold only the declared state of the policy',
-                    sorted(keys),
-                    NEXT_ROOT if "reward" in keys else policy.DECLARED,
-                )
-            )
+            must = 'td["next"] must hold only the declared state of the policy'
+            remedy = NEXT_ROOT if "reward" in keys else policy.DECLARED
+            raise ValueError(refusal(f"{owner}.step", must, sorted(keys), remedy))
         if td.batch_size != (num_envs,) or td.is_locked:
-            locked = ", locked" if td.is_locked else ""
-            raise ValueError(
-                refusal(
-                    f"{owner}.step",
-                    f"td must be an unlocked TensorDict of batch size {(num_envs,)}",
-                    f"{tuple(td.batch_size)}{locked}",
-                )
-            )
+            must = f"td must be an unlocked TensorDict of batch size {(num_envs,)}"
+            got = f"{tuple(td.batch_size)}, is_locked={td.is_locked}"
+            raise ValueError(refusal(f"{owner}.step", must, got))
 
     def _check_snapshot(self, snapshot: Any) -> TensorDict:
         """Returns a snapshot as a TensorDict. Raises unless its env was like this one."""
@@ -846,16 +802,14 @@ class Env(BatchedModule):
             raise TypeError(
                 refusal(owner, "snapshot must be the result of snapshot()", type(snapshot).__name__)
             ) from None
-        space = self.single_observation_space
-        entries: dict[str, Any] = policy.initial(self.signature)
-        entries["observation"] = spaces.zeros(space, self.num_envs, self.device)
-        entries["buffers"] = TensorDict(self._state_buffers(), [])
-        expected = dict(TensorDict(entries, []).items(True, True))
+        buffers = TensorDict(self._state_buffers(), [])
+        entries = TensorDict({"buffers": buffers, **self._root_like(self.device)}, [])
+        expected = dict(entries.items(True, True))
         found = dict(given.items(True, True))
-        if found.keys() != expected.keys():
-            must = "snapshot must be one of the same env, but its keys differ"
-            keys = sorted(map(str, found.keys() ^ expected.keys()))
-            raise ValueError(refusal(owner, must, f"{keys} in only one of the two"))
+        others = sorted(map(str, found.keys() ^ expected.keys()))
+        if others:
+            fault = f"snapshot must be one of the same env; only one of the two has {others}"
+            raise ValueError(refusal(owner, fault))
         for key, leaf in expected.items():
             needed = validation.described(leaf)
             got = validation.described(found[key])

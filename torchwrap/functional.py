@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
-from torchwrap.env import Env, Options, old_time
+from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
 
@@ -274,12 +274,12 @@ class FunctionalEnv(Env):
             params: dict[str, Tensor],
             *arguments: Any,
         ) -> Any:
-            keywords = dict(options or {})
+            keywords: dict[str, Any] = {}
             if number is not None:
                 keywords["rng"] = Key(*words, key.tag + number)  # type: ignore[call-arg]
             if params:
                 keywords["params"] = params
-            return function(*arguments, **keywords)
+            return function(*arguments, **(options or {}), **keywords)
 
         batched = with_keywords
         if not getattr(self.func_env, "broadcasts", False):
@@ -337,29 +337,19 @@ class FunctionalEnv(Env):
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, next_state
 
-    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
+    def _retimed(self, observation: Value | None, steps: Tensor) -> Value | None:
         key = self.stream.key()
         before = self._call("observation", key, self.state)
         after = self._call("observation", key._replace(draw=steps), self.state)
-        pairs = zip(rows.leaves(before), rows.leaves(after), strict=True)
-        if all(torch.equal(old, new) for old, new in pairs):
+        if (before == after).all():
             return observation
-        if hidden_by:
-            raise RuntimeError(old_time(self._name(), hidden_by))
-        return after  # type: ignore[no-any-return]
+        return super()._retimed(None, steps) if observation is None else after
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        return name in self.parameter_names or hasattr(self, name) or hasattr(self.func_env, name)
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        if name in self.parameter_names:
-            return self.params[name]
-        if hasattr(self, name) or not hasattr(self.func_env, name):
-            return super().get_wrapper_attr(name)
-        return getattr(self.func_env, name)
+    def _parts(self) -> list[Any]:
+        return [types.SimpleNamespace(**self.params), self, self.func_env]
 
     def set_wrapper_attr(
         self,
@@ -369,7 +359,7 @@ class FunctionalEnv(Env):
         force: bool = True,
     ) -> bool:
         if name not in self.parameter_names:
-            if hasattr(self.func_env, name) and not hasattr(self, name):
+            if self._part_with(name) is self.func_env:
                 fault = f"{name!r} is an attribute of the functions, and a constant"
                 raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
@@ -460,17 +450,15 @@ class FunctionalEnv(Env):
         given = rows.leaves(arguments)
         versions = _versions(given)
         remedy = "Draw from its rng, with torchwrap.random"
-
-        def call() -> tuple[Any, list[Tensor]]:
+        calls: list[list[Tensor]] = []
+        for _ in range(2):
             with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
                 try:
                     result = self._call(name, key, *arguments)
-                    return result, rows.leaves(result)
+                    calls.append(rows.leaves(result))
                 except Exception as error:
                     raise TypeError(_explained(owner, error)) from error
-
-        result, leaves = call()
-        _, others = call()
+        others, leaves = calls
         if _versions(rows.leaves(arguments)) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
@@ -490,20 +478,14 @@ class FunctionalEnv(Env):
 
     def _check_options(self, options: Options) -> None:
         owner = f"{self._name()}.reset"
-        parameters = inspect.signature(self.func_env.initial).parameters
-        known = ["state", *(name for name in parameters if name not in ("rng", "params"))]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise ValueError(refusal(owner, f"options must be among {known}", unknown))
-        options = dict(options)
+        options = {**options}
         _check_state(owner, options.pop("state", {}), self.state, partial=True)
         try:
             initial = self._call("initial", self.stream.key(), options=options)
             _check_state("initial", initial, self.state)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                refusal(owner, f"options must fit initial(): {error}", options)
-            ) from error
+            must = f"options must be state, or fit initial(): {error}"
+            raise ValueError(refusal(owner, must, options)) from error
 
 
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
@@ -515,21 +497,17 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
 
 def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
     """One value for all envs, or a list or tuple with one per env, as a parameter like another."""
-    parameter = torch.empty_like(like)
-    rows: Any = [parameter]
-    values = [value]
-    if isinstance(value, list | tuple):
-        rows = parameter
-        values = [*value]
     try:
-        for row, item in zip(rows, values, strict=True):
-            given = item if isinstance(item, Tensor) else torch.as_tensor(np.asarray(item))
-            given = given.detach().to(like.device).expand_as(row)
-            row.copy_(given)
-            # Floats are rounded. Another dtype holds the value itself.
-            is_changed = row.isinf() != given.isinf() if row.is_floating_point() else row != given
-            if is_changed.any():
-                raise ValueError(f"{like.dtype} cannot hold {item}")
+        if isinstance(value, list | tuple):
+            pairs = zip(value, like, strict=True)
+            return torch.stack([_parameter(owner, item, row) for item, row in pairs])
+        given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        given = given.detach().to(like.device).expand_as(like)
+        parameter = given.to(like.dtype)
+        # Floats are rounded. Another dtype holds the value itself.
+        check = torch.isinf if like.is_floating_point() else torch.as_tensor
+        if (check(parameter) != check(given)).any():
+            raise ValueError(f"{like.dtype} cannot hold {value}")
     except (TypeError, ValueError, RuntimeError) as error:
         must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
         raise ValueError(refusal(owner, must, validation.shown(value))) from error
@@ -571,8 +549,8 @@ def _check_fields(
 ) -> None:
     """Raises unless a function has returned a dict of tensors `(num_envs, ...)`."""
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        got = list(fields) if isinstance(fields, dict) else type(fields).__name__
-        raise TypeError(refusal(owner, "result must be a dict of tensors by name", got))
+        must = "result must be a dict of tensors by name"
+        raise TypeError(refusal(owner, must, repr(fields)))
     for name, value in fields.items():
         if not isinstance(value, Tensor):
             raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))

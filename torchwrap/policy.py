@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,11 +147,11 @@ def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State
     return entries
 
 
-def check(owner: str, signature: Signature, td: TensorDictBase) -> None:
+def check(owner: str, signature: Signature, td: TensorDictBase, num_envs: int) -> None:
     """Raises unless the policy has set its next state, under `next`, as declared."""
     for name, row in signature.policy_state.items():
         value = td.get(("next", name), None)
-        shape = (signature.num_envs, *row.shape)
+        shape = (num_envs, *row.shape)
         layout = (value.shape, value.dtype) if isinstance(value, Tensor) else None
         if layout != (shape, row.dtype):
             raise ValueError(
@@ -210,7 +209,7 @@ class FirstCalls(OperatorMode):
     """Calls a policy. In its first calls, refuses state of its own, which no episode resets.
 
     State is a tensor that the policy computes or is given in its second call and reads in its
-    third (one from its first call may be a cache), or that a call reads and then writes in place.
+    third (one from its first call may be a cache), or that a call reads and writes in place.
 
     Args:
         owner: of the error.
@@ -219,57 +218,57 @@ class FirstCalls(OperatorMode):
             learn others.
     """
 
-    def __init__(self, owner: str, policy: Policy, num_envs: int | None = None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        policy: Callable[..., Any],
+        num_envs: int | None = None,
+    ) -> None:
         super().__init__()
         self.owner = owner
         self.policy = policy
         self.num_envs = num_envs
         self.number = 0
-        self.read: dict[int, Tensor] = {}
-        """Tensors from outside that this call has read, by id."""
         self.known = weakref.WeakValueDictionary[int, Tensor]()
-        """Tensors that this call is given or computes, by id, as long as something holds them."""
-        self.earlier = self.known
-        """Those of the call before."""
+        """Tensors that this call is given, computes or overwrites, by id, while they are held."""
 
-    def __call__(self, td: TensorDict) -> Tensor | TensorDictBase:
+    def __call__(self, *args: Any) -> Any:
         if self.number == NUM_FIRST_CALLS:
-            return self.policy(td)
-        given = rows.leaves(td)
-        self.read = {}
-        self.earlier = self.known
-        self.known = weakref.WeakValueDictionary[int, Tensor]()
-        for tensor in given:
-            self.earlier.pop(id(tensor), None)
-            self.known[id(tensor)] = tensor
-        if any(map(rows.is_traced, given)):
-            with self:
-                return self.policy(td)
-        self.number += 1
+            return self.policy(*args)
+        given = rows.leaves(args)
+        if not any(map(rows.is_traced, given)):
+            self.number += 1
+        # Others that it has read, and those that it must not read.
+        self.read: dict[int, Tensor] = {}
+        self.stale = weakref.WeakValueDictionary[int, Tensor]()
+        if self.number == NUM_FIRST_CALLS:
+            self.stale = self.known
+        self.known = weakref.WeakValueDictionary({id(tensor): tensor for tensor in given})
         with self, torch.compiler.set_stance("force_eager"):
-            return self.policy(td)
+            return self.policy(*args)
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        written = list(_tensors(args[:1] if is_in_place else result))
-        read = list(_tensors((args[is_in_place:], kwargs)))
-        state = [tensor for tensor in written if is_in_place and id(tensor) in self.read]
-        if self.number == NUM_FIRST_CALLS:
-            state += [tensor for tensor in read if id(tensor) in self.earlier]
-        for tensor in state:
-            if self.num_envs is None or self.num_envs in tensor.shape[:-1]:
+        for tensor in _tensors((args, kwargs)):
+            key = id(tensor)
+            if key in self.known:
+                continue
+            is_target = is_in_place and key in map(id, args[:1])
+            uses = self.read if is_target else self.stale
+            if key in uses and self.num_envs in (None, *tensor.shape[:-1]):
                 must = "policy must not carry a tensor from call to call"
                 got = f"one of shape {tuple(tensor.shape)}"
                 raise ValueError(refusal(self.owner, must, got, DECLARED))
-        if name in _OVERWRITES:
-            self.earlier.pop(id(result), None)
-        for tensor in read:
-            if id(tensor) not in self.known:
-                self.read[id(tensor)] = tensor
-        for tensor in written:
-            if id(tensor) not in self.read:  # `flatten` and others may return what they are given
+            if not is_target:
+                self.read[key] = tensor
+            elif name in _OVERWRITES:
+                self.known[key] = tensor
+            else:
+                self.stale[key] = tensor
+        for tensor in _tensors(result):
+            if id(tensor) not in {*self.read, *self.stale}:  # `flatten` may return its argument
                 self.known[id(tensor)] = tensor
         return result
 
@@ -279,59 +278,79 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | TensorDictBase):
-        for part in value.values():
-            yield from _tensors(part)
+        yield from _tensors(tuple(value.values()))
     elif isinstance(value, tuple | list):
         for part in value:
             yield from _tensors(part)
 
 
 def modules_of(policy: Any) -> list[nn.Module]:
-    """The modules of a policy that are in plain sight.
+    """The modules that a policy reaches. `deploy` copies the same.
 
-    These are the policy, the object of a method, the variables that a function names (globals,
-    closure and defaults), and the parts of a `functools.partial`. Each counts if it is a module; so
-    do the attributes of a plain object, such as `model.policy`. Modules anywhere else, such as in a
-    list or in another function, are not found.
+    It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, and
+    what a function and others of its file name (globals, closure and defaults). Of a plain object
+    it reaches the modules among the attributes, such as `model.policy`, or else all attributes.
     """
-    if isinstance(policy, functools.partial):
-        parts = (policy.func, *policy.args, *policy.keywords.values())
-        return list(dict.fromkeys(itertools.chain(*map(modules_of, parts))))
-    named: list[Any] = [policy]
-    if isinstance(policy, types.MethodType):
-        named = [policy.__self__]
-    elif isinstance(policy, types.FunctionType):
-        function: Any = inspect.unwrap(policy)  # without decorators such as `torch.no_grad`
-        named = list(variables_of(function).values())
-        named += function.__defaults__ or ()
-    found: dict[nn.Module, None] = {}
-    for value in named:
-        if isinstance(value, nn.Module):
-            found[value] = None
-        elif not isinstance(value, types.ModuleType | types.FunctionType | type):
-            for attribute in getattr(value, "__dict__", {}).values():
-                if isinstance(attribute, nn.Module):
-                    found[attribute] = None
-    return list(found)
+    found: list[nn.Module] = []
+    values = [policy]
+    known: set[int] = set()
+    for value in values:  # the list grows
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        match value:
+            case nn.Module():
+                found.append(value)
+            case tuple() | list():
+                values += value
+            case dict():
+                values += value.values()
+            case functools.partial():
+                values += value.func, value.args, value.keywords
+            case types.MethodType():
+                values.append(value.__self__)
+            case types.FunctionType():
+                value = uncompiled(value)
+                values += variables_of(value), value.__defaults__, value.__kwdefaults__
+            case type() | types.ModuleType():
+                pass
+            case _:
+                attributes = getattr(value, "__dict__", {}).values()
+                modules = [part for part in attributes if isinstance(part, nn.Module)]
+                values += modules or attributes
+    return found
+
+
+def uncompiled(function: types.FunctionType) -> types.FunctionType:
+    """The function itself, or the one that `torch.compile` has compiled."""
+    is_compiled = function.__globals__.get("__name__", "").startswith("torch._")
+    return getattr(function, "__wrapped__", function) if is_compiled else function
 
 
 def variables_of(function: types.FunctionType) -> dict[str, Any]:
-    """The variables of a function's closure, and the globals that it or a function in it names."""
+    """The variables of a function's closure, and the globals that it or a function in it names.
+
+    Modules of Python and functions of other files are left out.
+    """
     found = dict(inspect.getclosurevars(function).nonlocals)
     for name in _global_names(function.__code__):
         if name in function.__globals__:
             found.setdefault(name, function.__globals__[name])
+    for name, value in list(found.items()):
+        is_foreign = isinstance(value, types.ModuleType)
+        if isinstance(value, types.FunctionType):
+            is_foreign = value.__module__ != function.__module__
+        if is_foreign:
+            del found[name]
     return found
 
 
 @functools.lru_cache  # because a compiled collector looks for modules in each call
 def _global_names(code: types.CodeType) -> list[str]:
     """The globals that code or a function in it names."""
-    names = []
-    codes = [code]
-    for part in codes:  # the list grows
-        codes += [constant for constant in part.co_consts if isinstance(constant, types.CodeType)]
-        for instruction in dis.get_instructions(part):
-            if instruction.opname == "LOAD_GLOBAL":
-                names.append(instruction.argval)
+    instructions = dis.get_instructions(code)
+    names = [part.argval for part in instructions if part.opname == "LOAD_GLOBAL"]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _global_names(constant)
     return names

@@ -260,22 +260,10 @@ def bits(key: Key, count: int) -> Tensor:
     num_blocks = (count + 3) // 4
     blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
     if generators.keys_of_thread and not torch.compiler.is_compiling():
-        _note(key, blocks)
+        generators.note(key[:5], key.tag, key.fold)
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]
-
-
-def _note(key: Key, blocks: Tensor) -> None:
-    """Lets `no_key_twice` know of a draw."""
-    words = key[:5]
-    arrays = as_arrays(blocks, *words)  # only the blocks tell of a trace under `torch.vmap`
-    if arrays is not None:
-        values: Any = [array.tobytes() for array in arrays[1:]]
-    else:
-        # Tensors of inference mode count no writes.
-        values = [(id(word), word.is_inference() or word._version) for word in words]
-    generators.note((*values, key.tag, key.fold), words)
 
 
 def uniform(

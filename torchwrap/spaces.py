@@ -8,7 +8,6 @@ such values, under the dict's keys or "0", "1", ...
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -23,42 +22,8 @@ from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import apply, is_host_readable
-
-__all__ = [
-    "REWARD",
-    "TORCH_DTYPES",
-    "Path",
-    "Sampler",
-    "Signature",
-    "Value",
-    "apply",
-    "bound",
-    "box",
-    "build",
-    "check",
-    "check_function",
-    "check_layer",
-    "check_tensor",
-    "children",
-    "contains",
-    "counts",
-    "dict_like",
-    "dtype",
-    "entry",
-    "flatten",
-    "from_numpy",
-    "infos",
-    "leaves",
-    "map_leaves",
-    "optional_space",
-    "outside",
-    "sample",
-    "tensor",
-    "to_device",
-    "to_numpy",
-    "zeros",
-]
+from torchwrap._core.rows import apply as apply
+from torchwrap._core.rows import is_host_readable
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -118,9 +83,8 @@ def map_leaves(
 ) -> Space[Any]:
     """A space of the same structure with `function(leaf)` for each leaf."""
     if isinstance(space, spaces.Dict):
-        keys = space.spaces
-        parts = [(key, map_leaves(function, keys[key])) for key in keys]
-        return spaces.Dict(parts)  # pairs keep their order
+        parts = {key: map_leaves(function, part) for key, part in space.items()}
+        return spaces.Dict(list(parts.items()))  # pairs keep their order
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
     return function(space)
@@ -189,10 +153,8 @@ def counts(space: Space[Any]) -> tuple[Any, Any]:
 
 
 def bound(limit: float, to: torch.dtype) -> float:
-    """`limit` for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it."""
-    if abs(limit) > torch.finfo(to).max:
-        return math.copysign(math.inf, limit)
-    return limit
+    """A limit for PyTorch's `clamp`: infinite if it is too large for the float dtype `to`."""
+    return torch.tensor(limit, dtype=to, device="cpu").item()
 
 
 # Conversion of values.
@@ -342,15 +304,15 @@ def box(
 
 def outside(space: Space[Any], value: Tensor) -> Tensor:
     """True for each component of a leaf's value that is out of bounds or NaN: bool, same shape."""
+    limits: Any
     if isinstance(space, spaces.Box):
-        low = torch.as_tensor(space.low, device=value.device)
-        high = torch.as_tensor(space.high, device=value.device)
-        return ~((value >= low) & (value <= high))
-    count, start = counts(space)
-    low = torch.as_tensor(start, device=value.device)
-    end = low + torch.as_tensor(count, device=value.device)
-    value = value.long()
-    return (value < low) | (value >= end)
+        limits = (space.low, space.high)
+    else:
+        count, start = counts(space)
+        limits = (start, start + count - 1)
+        value = value.long()
+    low, high = [torch.as_tensor(limit, device=value.device) for limit in limits]
+    return ~((value >= low) & (value <= high))
 
 
 def contains(space: Space[Any], value: Value) -> bool:
@@ -399,6 +361,7 @@ def check(
     num_envs: int,
     device: torch.device,
     bounds: bool = True,
+    remedy: str = "",
 ) -> None:
     """Raises a TypeError or ValueError unless a value has the space's structure, shape and dtype.
 
@@ -407,16 +370,16 @@ def check(
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}
-        if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
+        keys = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value)
+        if keys != sorted(subspaces):
             must = f"{what} must be a TensorDict with keys {sorted(subspaces)}"
-            keys = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value)
-            raise TypeError(refusal(owner, must, keys))
+            raise TypeError(refusal(owner, must, keys, remedy))
         for key, child in subspaces.items():
-            check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device, bounds)
+            check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device, bounds, remedy)
         return
     shape = (num_envs, *(space.shape or ()))
     to = TORCH_DTYPES[space.dtype.str]  # type: ignore[union-attr]
-    check_tensor(owner, what, value, shape, to, device)
+    check_tensor(owner, what, value, shape, to, device, remedy)
     if not bounds or isinstance(space, spaces.Box) or not is_host_readable(value):
         return
     if isinstance(space, spaces.Discrete):
@@ -426,7 +389,7 @@ def check(
         is_inside = not outside(space, value).any()
     if not is_inside:
         values = f"values from {value.min()} to {value.max()}"
-        raise ValueError(refusal(owner, f"{what} must be in {space}", values))
+        raise ValueError(refusal(owner, f"{what} must be in {space}", values, remedy))
 
 
 _STEP_DTYPES = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
@@ -445,7 +408,7 @@ def check_layer(
         must = f"result must be a TensorDict of batch size ({num_envs},)"
         raise TypeError(refusal(owner, must, getattr(td, "batch_size", type(td))))
     dtypes = _STEP_DTYPES if flags else {}
-    missing = [key for key in ("observation", *dtypes) if td.get(key, None) is None]
+    missing = {"observation", *dtypes} - set(td.keys())
     if missing:
         raise ValueError(refusal(owner, f"result must have {missing} too", sorted(td.keys())))
     space = signature.single_observation_space
@@ -478,12 +441,8 @@ def check_function(
             kind = TypeError if isinstance(error, TypeError) else ValueError
             fault = f"func must take {what}, but it raised {type(error).__name__}: {error}"
             raise kind(refusal(owner, fault)) from error
-    try:
-        check(owner, f"func's {what}", returns, result, num_envs, device)
-    except (TypeError, ValueError) as error:
-        if what == "rewards" or not isinstance(result, Tensor):
-            raise
-        raise type(error)(f"{error} Pass the new space too.") from None
+    remedy = "" if what == "rewards" else "Pass the new space too"
+    check(owner, f"func's {what}", returns, result, num_envs, device, remedy=remedy)
 
 
 def infos(
@@ -567,10 +526,8 @@ class Sampler(nn.Module):
     ) -> None:
         super().__init__()
         self.space = space
-        self.parts = nn.ModuleList()
-        for _, leaf in leaves(space):
-            kind: Any = _Box if isinstance(leaf, spaces.Box) else _Counted
-            self.parts.append(kind(leaf, device))
+        parts = [_Leaf(leaf, device) for _, leaf in leaves(space)]
+        self.parts = nn.ModuleList(parts)
 
     def forward(self, stream: random.Stream) -> Value:
         """Draws from the stream, which advances by one step per leaf of the space."""
@@ -591,21 +548,10 @@ def sample(space: Space[Any], stream: random.Stream) -> Value:
 class _Leaf(nn.Module):
     """Draws members of a leaf. Its numbers are buffers: a captured step cannot copy them."""
 
-    def __init__(
-        self,
-        space: Space[Any],
-        device: torch.device | str,
-        **numbers: Any,
-    ) -> None:
-        super().__init__()
-        self.shape = space.shape or ()
-        self.dtype = dtype(space)
-        for name, number in numbers.items():
-            value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
-            self.register_buffer(name, value, persistent=False)
-
-
-class _Counted(_Leaf):
+    low: Tensor
+    high: Tensor
+    below: Tensor
+    above: Tensor
     count: Tensor
     start: Tensor
 
@@ -614,43 +560,33 @@ class _Counted(_Leaf):
         space: Space[Any],
         device: torch.device | str,
     ) -> None:
-        count, start = counts(space)
-        super().__init__(space, device, count=count, start=start)
+        super().__init__()
+        self.shape = space.shape or ()
+        self.dtype = dtype(space)
+        numbers: dict[str, Any] = {}
+        if isinstance(space, spaces.Box):
+            self.is_bounded = space.is_bounded()
+            work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
+            numbers["low"] = space.low.astype(work)
+            numbers["high"] = space.high.astype(work)
+            numbers["below"] = space.bounded_below
+            numbers["above"] = space.bounded_above
+        else:
+            numbers["count"], numbers["start"] = counts(space)
+        for name, number in numbers.items():
+            value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
+            self.register_buffer(name, value, persistent=False)
 
     def forward(self, key: random.Key) -> Tensor:
-        numbers = random.integers(key, self.count, shape=self.shape) + self.start
-        return numbers.to(self.dtype)
-
-
-class _Box(_Leaf):
-    low: Tensor
-    high: Tensor
-    below: Tensor
-    above: Tensor
-
-    def __init__(
-        self,
-        space: spaces.Box,
-        device: torch.device | str,
-    ) -> None:
-        work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
-        super().__init__(
-            space,
-            device,
-            low=space.low.astype(work),
-            high=space.high.astype(work),
-            below=space.bounded_below,
-            above=space.bounded_above,
-        )
-        self.is_integral = not self.dtype.is_floating_point
-        self.is_bounded = space.is_bounded()
-
-    def forward(self, key: random.Key) -> Tensor:
+        if "count" in self._buffers:
+            numbers = random.integers(key, self.count, shape=self.shape) + self.start
+            return numbers.to(self.dtype)
         # As in Gymnasium: uniform between two bounds, exponential from a single bound, normal
         # without any. Integers are rounded down.
         low = self.low
         shape = self.shape
-        end = self.high + 1 if self.is_integral else self.high
+        is_integral = not self.dtype.is_floating_point
+        end = self.high + 1 if is_integral else self.high
         fraction = random.uniform(key, shape=shape, dtype=low.dtype)
         value = low * (1 - fraction) + end * fraction  # end - low could overflow
         if not self.is_bounded:
@@ -659,6 +595,6 @@ class _Box(_Leaf):
             below_high = torch.where(self.above, end - distance, unbounded)
             from_bound = torch.where(self.below, low + distance, below_high)
             value = torch.where(self.below & self.above, value, from_bound)
-        if self.is_integral:
+        if is_integral:
             value = value.floor()
         return value.clamp(low, self.high).to(self.dtype)

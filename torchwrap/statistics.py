@@ -141,24 +141,20 @@ class RunningMeanStd(BatchedModule):
         epsilon: float,
     ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        dtype = self.reference.dtype
-        shift, var = self._moments()
-        scale = (var + epsilon).rsqrt()
-        # All rows share both.
-        shift = materialize(shift.to(dtype))
-        scale = materialize(scale.to(dtype))
-        return ((rows - self.reference - shift) * scale).float()
+        reference, shift, scale = self.constants(epsilon)
+        return ((rows - reference - shift) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
-        return (self.var + epsilon).rsqrt().float()
+        return self.constants(epsilon)[2].float()
 
-    def frozen(self, epsilon: float) -> Tensor:
-        """The constants of `normalize`, `(3, *shape)`: reference, mean - reference, and scale."""
+    def constants(self, epsilon: float) -> list[Tensor]:
+        """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
-        scale = (var + epsilon).rsqrt()
-        constants = torch.stack([self.reference, shift, scale])
-        return constants.to(self.reference.dtype)
+        constants = [shift, (var + epsilon).rsqrt()]
+        # All rows share them.
+        dtype = self.reference.dtype
+        return [self.reference, *[materialize(value.to(dtype)) for value in constants]]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""
@@ -238,19 +234,16 @@ class RunningMeanStd(BatchedModule):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         errors = args[-1]
-        saved = [prefix + name for name in self.state_dict() if prefix + name in state_dict]
-        for name in saved:
-            value = state_dict[name]
-            least = 0 if name.endswith(("squares", "count")) else -math.inf
-            if not isinstance(value, Tensor):
-                continue
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if errors or self.count.is_meta:
+            return
+        for name, value in self.state_dict().items():
+            least = 0 if name in ("squares", "count") else -math.inf
             fits = (value >= least) & value.isfinite()
             if not fits.all():
-                must = f"{name} must be finite, and at least 0 for squares and count"
+                must = f"{prefix}{name} must be finite, and at least 0 for squares and count"
                 errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
-                return
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if not errors and len(saved) == len(self.state_dict()):
+        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
             with torch.inference_mode():  # allows writes to every buffer
                 self.synced.copy_(self.sums())  # every process loads the same statistics
 
@@ -321,8 +314,7 @@ def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
         raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy)) from error
     if any(others != shared for others, _ in processes):
         must = f"statistics must have the same names, shapes and loaded values on {number} ranks"
-        shapes = {name: shape[1:] for name, shape, _ in shared}
-        got = f"others than on rank {rank}: {shapes}"
+        got = f"others than on rank {rank}"
         remedy = "Make the same env on each, and load the same state_dict on each or on none"
         raise RuntimeError(refusal("sync_statistics", must, got, remedy))
     for name, module in modules.items():

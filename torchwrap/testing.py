@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchwrap import random, registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.buffers import EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, leaves
@@ -60,7 +60,7 @@ class ScriptedEnv(Env):
     terminates: Tensor
     truncates: Tensor
     index = EnvBuffer((), torch.int64)
-    elapsed = EpisodeClock(())
+    elapsed = EnvBuffer((), torch.int64)
     episode = EnvBuffer((), torch.int64, fill=-1)
 
     def __init__(

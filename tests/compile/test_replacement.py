@@ -154,20 +154,23 @@ HOLDERS = {
     "a lambda": lambda agent: (lambda network: lambda td: network(td))(agent.network),
     "a partial": lambda agent: functools.partial(lambda network, td: network(td), agent.network),
     "a method of the module": lambda agent: agent.network.forward,
+    "a list": lambda agent: (lambda networks: lambda td: networks[0](td))([agent.network]),
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda"))
+@pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda", "a list"))
 def test_module_in_plain_sight_is_found(name):
     agent = Agent()
     pair = collectors(HOLDERS[name](agent))
     assert_followed(pair, functools.partial(replace_layer, agent.network))
 
 
-def test_module_in_a_list_is_refused():
-    networks = [Network()]
+def test_module_of_a_class_is_refused():
+    class Hidden:
+        network = Network()
+
     with pytest.raises(ValueError, match="module"):
-        collectors(lambda td: networks[0](td))
+        collectors(lambda td: Hidden.network(td))
 
 
 NETWORK = Network()

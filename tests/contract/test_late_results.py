@@ -12,7 +12,6 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
-from torchwrap.wrappers import Wrapper
 
 REFUSED = (TypeError, ValueError)
 UNIT = Box(-9, 9, (1,))
@@ -144,91 +143,7 @@ def test_late_clock_of_another_shape_is_refused(late):
         steps(env, 5)
 
 
-# Hooks of envs, wrappers and transforms.
-
-SUCCESSOR = {  # a key, and a change of its value
-    "an observation of fewer dimensions": ("observation", lambda value: value[:, 0]),
-    "an observation of another size": ("observation", lambda value: value[:, :1]),
-    "a float64 observation": ("observation", torch.Tensor.double),
-    "a reward without a column": ("reward", lambda value: value[:, 0]),
-    "a reward for each pair": ("reward", lambda value: value + value[:, 0]),
-    "a flag without a column": ("terminated", lambda value: value[:, 0]),
-    "a flag as a number": ("truncated", torch.Tensor.float),
-}
-
-
-def late_hook(base, hook, key, change):
-    """A subclass whose hook changes one entry of its result from the third call on."""
-    calls = iter(range(99))
-
-    def changed(self, *args):
-        td = getattr(base, hook)(self, *args)
-        if next(calls) < 2:
-            return td
-        return td.set(key, change(td[key])) if key else change(td)
-
-    return type("Mine", (base,), {hook: changed})
-
-
-def env_layer(hook, key, change):
-    return late_hook(ScriptedEnv, f"_{hook}", key, change)(3, (2,), episode_lengths=1)
-
-
-def wrapper_layer(hook, key, change):
-    wrapper = late_hook(Wrapper, f"_{hook}", key, change)
-    return wrapper(ScriptedEnv(3, (2,), episode_lengths=1))
-
-
-def transform_layer(hook, key, change):
-    transform = late_hook(T.Transform, hook, key, change)
-    env = ScriptedEnv(3, (2,), episode_lengths=1)
-    return tw.TransformedEnv(env, T.ClipReward(-1, 1), transform())
-
-
-OWNER = r"(Mine\._|transforms\[1\] \(Mine\)\.)"
-each_layer = pytest.mark.parametrize("make", [env_layer, wrapper_layer, transform_layer])
-
-
-@each_layer
-@pytest.mark.parametrize(("key", "change"), SUCCESSOR.values(), ids=SUCCESSOR)
-def test_late_result_of_a_step_is_refused_by_layer(make, key, change):
-    env = make("step", key, change)
-    steps(env, 2)
-    with pytest.raises(REFUSED, match=f"^{OWNER}step: {key}"):
-        env.step(env.sample_action())
-
-
-INITIAL = {name: change for name, (key, change) in SUCCESSOR.items() if key == "observation"}
-
-
-@each_layer
-@pytest.mark.parametrize("change", INITIAL.values(), ids=INITIAL)
-def test_late_result_of_a_reset_is_refused_by_layer(make, change):
-    env = make("reset", "observation", change)
-    steps(env, 1)
-    with pytest.raises(REFUSED, match=f"^{OWNER}reset: observation"):
-        env.step(env.sample_action())
-
-
-@each_layer
-def test_late_step_that_drops_a_key_is_refused_by_layer(make):
-    env = make("step", None, lambda td: td.exclude("truncated"))
-    steps(env, 2)
-    with pytest.raises(ValueError, match=f"^{OWNER}step: .*truncated"):
-        env.step(env.sample_action())
-
-
-def test_late_action_of_another_shape_is_refused_by_layer():
-    calls = iter(range(9))
-
-    class Mine(T.ActionTransform):
-        def action(self, action):
-            return action[:, :1] if next(calls) == 2 else action
-
-    env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), Mine())
-    steps(env, 2)
-    with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action"):
-        env.step(env.sample_action())
+# Functions and infos of transforms.
 
 
 def test_late_observation_of_a_function_is_refused_by_layer():
@@ -251,6 +166,30 @@ def test_info_that_comes_and_goes_is_no_fault():
             return td.set("info", info) if next(calls) % 2 else td
 
     steps(tw.TransformedEnv(ScriptedEnv(3), Adds()), 5)
+
+
+# The last root, as the user left it.
+
+KEPT = {  # of which masked calls keep rows
+    "an observation of one number per env": ("observation", torch.zeros(3, 1)),
+    "a float64 observation": ("observation", torch.zeros(3, 2, dtype=torch.float64)),
+    "a hidden state of one number per env": ("hidden", torch.zeros(3, 1)),
+}
+
+
+@pytest.mark.parametrize("call", ["reset", "restore"])
+@pytest.mark.parametrize(("key", "value"), KEPT.values(), ids=KEPT)
+def test_last_root_that_does_not_fit_is_refused_by_masked_calls(key, value, call):
+    recurrent = tw.PolicyState({"hidden": (4,)})
+    env = tw.TransformedEnv(ScriptedEnv(3, (2,)), recurrent)
+    root = env.reset(seed=0)
+    snapshot = env.snapshot()
+    root[key] = value
+    mask = torch.tensor([True, False, False])
+    given = {"reset": [None, mask], "restore": [snapshot, mask]}
+    with pytest.raises(REFUSED, match=rf"\.{call}: {key} of the last root"):
+        getattr(env, call)(*given[call])
+    assert env.reset(seed=0)["observation"].tolist() == snapshot["observation"].tolist()
 
 
 # A vector env that is stepped as a whole.

@@ -4,6 +4,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
+from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -64,6 +65,7 @@ SHOWN = {  # and the time of 3 and 7 steps
     "a flat Dict": (lambda: timed(space=PARTS), [3, 7]),
     "a Tuple": (lambda: timed(space=PAIR, flatten=False), [3, 7]),
     "below others": (lambda: timed(*[kind() for kind in OTHERS]), [3, 7]),
+    "an env that retimes": (lambda: own(Retimed), [3, 7]),
 }
 
 
@@ -81,10 +83,58 @@ def test_root_shows_the_assigned_time_and_the_next_step_goes_on(make, expected):
     assert old.shape == root["observation"].shape
 
 
+class Counting(tw.Env):
+    """An env of a user that observes its clock."""
+
+    elapsed = tw.EpisodeClock()
+
+    def _observed(self):
+        return TensorDict({"observation": self.elapsed.float()}, [2])
+
+    def _step(self, action):
+        self.elapsed.add_(1)
+        no = torch.zeros(2, 1, dtype=torch.bool)
+        successor = {"reward": action.float().unsqueeze(-1), "terminated": no, "truncated": no}
+        return self._observed().update(successor)
+
+    def _reset(self, mask, options=None):
+        mask.fill_(self.elapsed, 0)
+        return self._observed()
+
+
+class Retimed(Counting):
+    def _retimed(self, observation, steps):
+        if observation is None:
+            return super()._retimed(observation, steps)
+        return steps.float().unsqueeze(-1)
+
+
+class AddTime(T.ObservationTransform):
+    """A transform of a user that shows its clock."""
+
+    elapsed = tw.EpisodeClock()
+
+    def observation(self, observation):
+        return observation + self.elapsed
+
+    def step(self, td):
+        self.elapsed.add_(1)
+        return super().step(td)
+
+
+def own(kind, *transforms):
+    signature = tw.spaces.Signature(2, Clock.observation_space, Clock.action_space)
+    return tw.TransformedEnv(kind(signature), *transforms)
+
+
 HIDDEN = {
     "native below a stack": lambda: native(T.FrameStackObservation(2)),
     "native below time": lambda: native(T.TimeAwareObservation()),
     "time below a clip": lambda: timed(T.ClipObservation(0, 9)),
+    "an env with a clock": lambda: own(Counting),
+    "an env with a clock below others": lambda: own(Counting, T.ScaleReward(2)),
+    "a retimed env below a clip": lambda: own(Retimed, T.ClipObservation(0, 9)),
+    "a transform with a clock": lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 2), AddTime()),
 }
 
 

@@ -137,13 +137,15 @@ def changed(state, change):
 
 
 def assert_load_raises(module, state, error=RuntimeError, **arguments):
-    before = state_of(module).clone()
+    before = TensorDict(dict(module.named_buffers()), []).clone()
+    parameters = TensorDict(dict(module.named_parameters()), []).clone()
     tensors = module.state_dict(keep_vars=True)
     with pytest.raises(error):
         module.load_state_dict(state, **arguments)
     for name, value in module.state_dict(keep_vars=True).items():
         assert value is tensors[name]
-    assert_same(state_of(module), before)
+    assert_same(TensorDict(dict(module.named_buffers()), []), before)
+    assert_same(TensorDict(dict(module.named_parameters()), []), parameters)
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)

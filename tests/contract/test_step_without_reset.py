@@ -84,7 +84,6 @@ CLOCKS = {  # each ends episodes after 10 steps
         T.TimeAwareObservation(),
     ),
     "repeated": lambda: RepeatAction(pendulum(20), 2),
-    "scripted": lambda: ScriptedEnv(4, episode_lengths=10),
 }
 
 
@@ -135,7 +134,7 @@ WRONG = {
 
 @pytest.mark.parametrize("steps", WRONG.values(), ids=WRONG)
 def test_wrong_elapsed_steps_raise_and_change_nothing(steps):
-    env = ScriptedEnv(2)
+    env = tw.make("Pendulum-v1", 2)
     env.reset()
     with pytest.raises(ValueError, match="elapsed_steps"):
         env.elapsed_steps = steps

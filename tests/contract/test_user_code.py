@@ -3,6 +3,7 @@
 import collections
 import copy
 import inspect
+import itertools
 import random
 
 import gymnasium
@@ -176,7 +177,7 @@ OBSERVATIONS = {
 RESULTS = {  # a change of the whole result, and the word in the error
     "no observation": (lambda td: td.exclude("observation"), "observation"),
     "nothing": (lambda td: None, "TensorDict"),
-    "no batch": (lambda td: TensorDict(td.to_dict(), []), "batch size"),
+    "a part": (lambda td: td[:1], "batch size"),
 }
 HOOKS = []
 for name, (key, function) in STEP_RESULTS.items():
@@ -189,30 +190,32 @@ for hook in ("step", "reset"):
         HOOKS.append(pytest.param(hook, change, word, id=f"{hook}, {name}"))
 
 
-def returning(change, base, hook):
-    """A subclass whose hook returns a changed result."""
+def returning(change, base, hook, first):
+    """A subclass whose hook returns a changed result, from a call on."""
+    calls = itertools.count()
 
     def changed(self, *args):
-        return change(getattr(base, hook)(self, *args))
+        result = getattr(base, hook)(self, *args)
+        return change(result) if next(calls) >= first else result
 
     return type("Mine", (base,), {hook: changed})
 
 
-def env_layer(change, hook, num_envs):
-    return returning(change, ScriptedEnv, f"_{hook}")(num_envs, (2,))
+def env_layer(change, hook, num_envs, first=0):
+    return returning(change, ScriptedEnv, f"_{hook}", first)(num_envs, (2,))
 
 
-def wrapper_layer(change, hook, num_envs):
-    wrapper = returning(change, Wrapper, f"_{hook}")
+def wrapper_layer(change, hook, num_envs, first=0):
+    wrapper = returning(change, Wrapper, f"_{hook}", first)
     return wrapper(ScriptedEnv(num_envs, (2,)))
 
 
-def repeated_layer(change, hook, num_envs):
-    return RepeatAction(env_layer(change, hook, num_envs), 2)
+def repeated_layer(change, hook, num_envs, first=0):
+    return RepeatAction(env_layer(change, hook, num_envs, first), 2)
 
 
-def transform_layer(change, hook, num_envs):
-    transform = returning(change, T.Transform, hook)
+def transform_layer(change, hook, num_envs, first=0):
+    transform = returning(change, T.Transform, hook, first)
     env = ScriptedEnv(num_envs, (2,))
     return tw.TransformedEnv(env, T.ClipReward(-1, 1), transform())
 
@@ -224,10 +227,11 @@ each_hook = pytest.mark.parametrize("hook", ["step", "reset"])
 
 
 @each_layer
+@pytest.mark.parametrize("first", [0, 2], ids=["first", "late"])
 @pytest.mark.parametrize(("hook", "change", "fault"), HOOKS)
-def test_result_that_does_not_fit_is_refused_by_layer(make, hook, change, fault):
+def test_result_that_does_not_fit_is_refused_by_layer(make, hook, change, fault, first):
     with pytest.raises(REFUSED, match=f"^{OWNER}{hook}.*{fault}"):
-        step_once(make(change, hook, 3))
+        tw.rollout(make(change, hook, 3, first), None, 5)
 
 
 @each_layer
@@ -246,11 +250,12 @@ def test_result_that_does_not_fit_is_refused_by_a_trace(make, hook):
         tw.compile(make(change, hook, 3), backend="eager")
 
 
-def test_action_of_another_shape_is_refused_by_position():
-    shorten = type("Mine", (T.ActionTransform,), {"action": lambda self, action: action[:, :2]})
+@pytest.mark.parametrize("first", [0, 2], ids=["first", "late"])
+def test_action_of_another_shape_is_refused_by_position(first):
+    shorten = returning(lambda action: action[:, :2], T.Transform, "action", first)
     env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), shorten())
     with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action"):
-        step_once(env)
+        tw.rollout(env, None, 3)
 
 
 # Foreign random numbers.
@@ -260,10 +265,6 @@ DRAWS = {
     "Python's random": lambda value: value + random.random(),
     "PyTorch's global generator": lambda value: value + torch.randn_like(value),
 }
-
-
-def states():
-    return repr(random.getstate()), repr(np.random.get_state())
 
 
 def drawing_env(draw):
@@ -277,30 +278,24 @@ def drawing_env(draw):
 @each_hook
 @each_layer
 @pytest.mark.parametrize("generator", DRAWS)
-def test_foreign_draws_of_a_layer_are_refused_and_leave_the_generator(generator, make, hook):
+def test_foreign_draws_of_a_layer_are_refused(generator, make, hook):
     noisy = replaced("observation", DRAWS[generator])
-    before = states()
     with pytest.raises(TypeError, match=f"^{OWNER}{hook}.*{generator}"):
         step_once(make(noisy, hook, 2))
-    assert states() == before
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_function_of_a_transform_are_refused(generator):
-    before = states()
     with pytest.raises(TypeError, match=f"TransformObservation.*{generator}"):
         step_once(transformed(T.TransformObservation(DRAWS[generator])))
-    assert states() == before
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_draws_of_a_func_env_are_refused(generator):
-    before = states()
     with pytest.raises(TypeError, match=r"Mine\.transition"):
         drawing_env(DRAWS[generator])
-    assert states() == before
 
 
 COUNTER = iter(range(99))

@@ -58,7 +58,7 @@ def test_readme_python_blocks_run_in_order(tmp_path, monkeypatch):
 
 def test_readme_is_short_and_begins_with_code():
     lines = README.splitlines()
-    assert len(lines) <= 160
+    assert len(lines) <= 150
     assert "import torchwrap as tw" in lines[:40]
     others = ("|", "![", "python3 -m venv")
     assert not [line for line in lines if len(line) > 100 and not line.startswith(others)]
@@ -113,8 +113,8 @@ def test_the_public_names_are_few():
 # Tables of the guides and of CONTRIBUTING.md.
 
 
-def test_guides_have_at_most_19000_words():
-    assert sum(len(page.split()) for page in GUIDES.values()) <= 19_000
+def test_guides_have_at_most_18000_words():
+    assert sum(len(page.split()) for page in GUIDES.values()) <= 18_000
 
 
 def test_every_difference_from_gymnasium_has_one_row_and_one_test():
@@ -211,7 +211,7 @@ def report(monkeypatch):
 
 def test_table_of_speed_is_the_worst_of_cpu_json(report):
     header, _, *rows = [line for line in SPEED.splitlines() if line.startswith("|")]
-    cells = header.strip("| ").split(" | ")[1:]
+    cells = header.strip("| ").split(" | ")[2:]
     sizes = [int(cell.replace(",", "")) for cell in cells]
     expected = report.claims(FIGURES, report.CLAIMS, sizes)
     assert rows == expected, "\n" + "\n".join(expected)

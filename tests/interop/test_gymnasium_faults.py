@@ -372,11 +372,33 @@ def test_entries_that_are_not_asked_for_can_be_anything(kind, make_entry):
 @pytest.mark.parametrize("make_entry", ENTRIES.values(), ids=ENTRIES)
 def test_entries_that_gymnasiums_workers_cannot_send_refer_to_info_keys(bridge, make_entry):
     env = bridge([lambda: Entries(make_entry)] * 3, AsyncVectorEnv)
-    with pytest.raises(RuntimeError, match="info_keys"):
+    with pytest.raises(RuntimeError, match=r"env \d .*info_keys"):
         play(env, 4)
     with pytest.raises(RuntimeError, match="new env"):
         env.reset()
     close(env)
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+@pytest.mark.parametrize("info", [None, []], ids=["None", "list"])
+@pytest.mark.parametrize("is_own", [False, True], ids=["make", "own"])
+def test_late_info_that_is_no_dict_names_env_and_cause(bridge, is_own, info):
+    if is_own:
+        env = bridge([lambda: Lying("info", info)] * 3, AsyncVectorEnv)
+    else:
+        env = lying("async", "info", info)
+    cause = "no attribute 'items'" if is_own else "info"
+    with pytest.raises(RuntimeError, match=f"env 1 .*{cause}.*new env"):
+        play(env, 4)
+    close(env)
+
+
+def test_entries_that_gymnasium_cannot_batch_name_the_env_that_differs():
+    vectors = ENTRIES["vectors"]
+    id = "TorchwrapTest/Entries-v0"
+    kwargs = {"vectorization_mode": "async", "info_keys": ["entry"], "make_entry": vectors}
+    with tw.make(id, 3, **kwargs) as env, pytest.raises(RuntimeError, match="step up to env 1"):
+        play(env, 4)
 
 
 # Attributes and copies.

@@ -173,7 +173,7 @@ def test_random_episode_lengths_move_the_clock_and_truncate():
 
 
 def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
-    runner = make_runner(ScriptedEnv(2, (3,), None))
+    runner = make_runner(tw.make("Pendulum-v1", 2, max_episode_steps=-1))
     runner.learn(1)
     with pytest.raises(RuntimeError, match="init_at_random_ep_len"):
         runner.learn(1, init_at_random_ep_len=True)

@@ -342,24 +342,41 @@ def test_callbacks_save_and_copy_the_statistics_of_the_env(trained):
         VecNormalize.load(path, DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
 
 
-FORMULAS = [
-    "normalize_obs",
-    "unnormalize_obs",
-    "normalize_reward",
-    "unnormalize_reward",
-    "get_original_obs",
-    "get_original_reward",
+def wrapped(venv, path):
+    return VecCheckNan(venv)
+
+
+def inner_of_ppo(venv, path):
+    model = PPO("MlpPolicy", venv, n_steps=2, batch_size=4, device="cpu").learn(4)
+    return model.get_vec_normalize_env()
+
+
+def outer_of_sac(venv, path):
+    SAC("MlpPolicy", venv, learning_starts=2, batch_size=4, device="cpu").learn(8)
+    return venv
+
+
+def loaded(venv, path):
+    venv.save(path)
+    return VecNormalize.load(path, to_sb3(make_normalized(2)))
+
+
+FORMULAS = ["normalize_obs", "unnormalize_obs", "normalize_reward", "unnormalize_reward"]
+ORIGINALS = ["get_original_obs", "get_original_reward"]
+HELD = [
+    *((held, [*FORMULAS, *ORIGINALS]) for held in (wrapped, outer_of_sac, loaded)),
+    (inner_of_ppo, FORMULAS),
 ]
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_formulas_of_vec_normalize_refer_to_deploy(name):
-    venv = to_sb3(make_normalized(2))
+@pytest.mark.parametrize("held, names", HELD, ids=[held.__name__ for held, _ in HELD])
+def test_formulas_of_vec_normalize_refer_to_deploy(held, names, tmp_path):
+    venv = held(to_sb3(make_normalized(2)), tmp_path / "venv.pkl")
     venv.reset()
     venv.step(np.zeros((2, 1)))
-    arguments = () if name.startswith("get") else (np.ones((2, 3)),)
-    with pytest.raises(NotImplementedError, match="deploy"):
-        getattr(VecCheckNan(venv), name)(*arguments)
+    for name in names:
+        with pytest.raises(NotImplementedError, match="deploy"):
+            getattr(venv, name)(*[np.ones((2, 3))] * (name in FORMULAS))
 
 
 def test_replay_buffers_hold_data_as_normalized_when_collected():
@@ -369,8 +386,11 @@ def test_replay_buffers_hold_data_as_normalized_when_collected():
     buffer = model.replay_buffer
     assert np.abs(buffer.observations).max() < 10  # of velocities up to 8, and rewards to -16
     stored = {tuple(row) for row in buffer.observations[: buffer.pos].reshape(-1, 3)}
-    sampled = buffer.sample(16, env=model.get_vec_normalize_env()).observations
+    env = model.get_vec_normalize_env()
+    sampled = buffer.sample(16, env=env).observations
     assert stored.issuperset(map(tuple, sampled.numpy()))
+    # A replay buffer of the user's calls the formulas, too.
+    assert_equal(env.normalize_obs(buffer.observations), buffer.observations)
 
 
 # Attributes, methods, seeds, rendering.

@@ -67,22 +67,7 @@ def test_discretize_observation_equals_gymnasiums_at_every_edge_and_beyond(space
 
 @cases
 @multidiscrete
-def test_revert_observation_equals_gymnasiums_edges(space, bins, multidiscrete):
-    oracle = wrappers.DiscretizeObservation(RandomEnv(space), bins, multidiscrete)
-    transform = make(space, T.DiscretizeObservation(bins, multidiscrete)).transforms[0]
-    values, singles = members(oracle.observation_space, 20)
-    low, high = transform.revert_observation(torch.from_numpy(values))
-    expected_low, expected_high = zip(
-        *map(oracle.revert_observation, singles),
-        strict=True,
-    )
-    assert_array_equal(low, np.stack(expected_low))
-    assert_array_equal(high, np.stack(expected_high))
-
-
-@cases
-@multidiscrete
-def test_discretize_action_and_its_revert_equal_gymnasiums(space, bins, multidiscrete):
+def test_discretize_action_equals_gymnasiums(space, bins, multidiscrete):
     oracle = wrappers.DiscretizeAction(
         RandomEnv(LINE, action_space=space),
         bins,
@@ -100,12 +85,6 @@ def test_discretize_action_and_its_revert_equal_gymnasiums(space, bins, multidis
     assert_array_equal(
         received,
         np.stack(list(map(oracle.action, singles))),
-    )
-    points = np.random.default_rng(0).uniform(-2, 6, (40, *space.shape)).astype(space.dtype)
-    reverted = env.transforms[0].revert_action(torch.from_numpy(points))
-    assert_array_equal(
-        reverted,
-        np.stack(list(map(oracle.revert_action, points))),
     )
 
 

@@ -70,7 +70,7 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
         last, outputs = scan_operator(body, first, leaves, reverse=reverse)
         # Another order of keys would make `torch.compile` compile the next call again.
         return _ordered(build_carry(iter(last)), carry), _decoded(outputs)
-    found = []
+    found: list[Any] = []
     for index in reversed(range(number)) if reverse else range(number):
         first, encoded = body(first, [leaf[index] for leaf in leaves])
         output = _decoded(encoded, number_of_new=0)

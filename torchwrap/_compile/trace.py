@@ -152,7 +152,7 @@ class NoGenerators(OperatorMode):
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        if name in DRAWING or name == "dropout":
+        if DRAWING.fullmatch(name) or name == "dropout":
             remedy = "Use torchwrap.random, with a stream of `signature.stream()` or the `rng`"
             raise Refusal(f"draws from PyTorch's global generator ({name})", remedy)
         return func(*args, **kwargs)

@@ -13,6 +13,9 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
 
+_OURS = ("torchwrap.transforms.", "torchwrap.wrappers.")
+_UNKNOWN = object()
+
 
 class EnvBuffer:
     """Declares a buffer with one row per env, which belongs to running episodes.
@@ -76,7 +79,9 @@ class EnvBuffer:
 class EpisodeClock(EnvBuffer):
     """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
 
-    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset.
+    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset. To assign
+    `elapsed_steps`, an env of your own, or a transform that changes observations, needs a method
+    `_retimed(observation, steps)`. It returns the root's observation at other steps.
 
     >>> from torchwrap import TransformedEnv, testing, transforms
     >>> class Clock(transforms.Transform):
@@ -87,14 +92,6 @@ class EpisodeClock(EnvBuffer):
 
     def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
         super().__init__(shape, torch.int64)
-
-    @staticmethod
-    def of(module: BatchedModule) -> list[Tensor]:
-        """The clocks of a module, without its submodules."""
-        kind = type(module)
-        names = module._env_buffer_names
-        clocks = [name for name in names if isinstance(getattr(kind, name, None), EpisodeClock)]
-        return [module.get_buffer(name) for name in clocks]
 
 
 class BatchedModule(nn.Module):
@@ -107,7 +104,7 @@ class BatchedModule(nn.Module):
     _env_buffer_names: tuple[str, ...] = ()
     _state_buffer_names: tuple[str, ...] = ()
     _checked: Mapping[str, Any] = {}
-    """The layout of each hook's last result that was checked. None fits every layout."""
+    """The layout of each hook's last result that was checked; None if no user code makes it."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -132,17 +129,17 @@ class BatchedModule(nn.Module):
     def _run(self, hook: str, *args: Any) -> Any:
         """Calls a hook. Checks its result in the first call, and wherever its layout changes."""
         call = getattr(self, hook)
-        if torch.compiler.is_compiling():  # sizes may be symbols
+        layout = self._checked.get(hook, _UNKNOWN)
+        if layout is None or torch.compiler.is_compiling():  # sizes may be symbols
             return call(*args)
-        is_known = hook in self._checked
-        if is_known:
+        if layout is not _UNKNOWN:
             result = call(*args)
-            if self._checked[hook] in (None, rows.layout(result)):
+            if rows.layout(result) == layout:
                 return result
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
         is_traced = rows.is_traced(tensor)
-        if not is_known:
+        if layout is _UNKNOWN:
             # A simulator on the host has its own generators.
             may_draw = is_traced or getattr(self, "host_stepped", False)
             device = None if may_draw else tensor.device
@@ -152,8 +149,31 @@ class BatchedModule(nn.Module):
                 result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            self._checked = {**self._checked, hook: rows.layout(result)}
+            is_ours = type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
+            layout = None if is_ours else rows.layout(result)
+            self._checked = {**self._checked, hook: layout}
         return result
+
+    def _clocks(self) -> list[Tensor]:
+        """The tensors in which this module itself counts the steps of episodes."""
+        clocks = []
+        for name in self._env_buffer_names:
+            if isinstance(getattr(type(self), name, None), EpisodeClock):
+                clocks.append(self.get_buffer(name))
+        return clocks
+
+    def _retimed(self, observation: Any, steps: Tensor) -> Any:
+        """The root's observation at other elapsed steps `(num_envs,)`.
+
+        It is None below a layer that changes observations. Raises a RuntimeError if the root may
+        show the time and this layer cannot tell.
+        """
+        if self._clocks():
+            owner = type(self).__name__
+            fault = "elapsed_steps cannot be assigned, because the root may show the old time"
+            remedy = "Put layers that change observations below the time, or define _retimed()"
+            raise RuntimeError(refusal(owner, fault, remedy=remedy))
+        return observation
 
     def _hook_name(self, hook: str) -> str:
         return f"{type(self).__name__}.{hook}"
@@ -168,22 +188,26 @@ class BatchedModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
-        saved: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
-        loaded = set(map(id, self.state_dict(keep_vars=True).values()))
-        for module in self.modules():
-            stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for tensors in stores:
-                for name, tensor in tensors.items():
-                    if id(tensor) in loaded:
-                        saved.append((tensors, name, tensor, tensor.detach().clone()))
+        tensors: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        for path in self._paths("_state_buffer_names"):
+            tensors[path] = self.get_buffer(path)
+        values = {path: tensor.detach().clone() for path, tensor in tensors.items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except BaseException:
-            with torch.inference_mode():  # the only mode that can write to every tensor
-                for tensors, name, tensor, value in saved:
-                    tensors[name] = tensor
-                    tensor.copy_(value)
+            for path, tensor in tensors.items():
+                with torch.inference_mode():  # the only mode that can write to every tensor
+                    tensor.copy_(values[path])
+                parent, _, name = path.rpartition(".")
+                setattr(self.get_submodule(parent), name, tensor)
             raise
+
+    def _paths(self, kind: str) -> set[str]:
+        """The paths of all buffers whose modules name them in the attribute `kind`."""
+        paths: set[str] = set()
+        for prefix, module in self.named_modules():
+            paths.update(f"{prefix}.{name}".lstrip(".") for name in getattr(module, kind, ()))
+        return paths
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to` and `.double()` come here.

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchwrap._core.errors import refusal
 from torchwrap._core.operators import OperatorMode
 
-Generator = tuple[Callable[[], Any], Callable[[Any], None]]
-"""Functions that read and write the state of a generator."""
+_PYTORCH = "PyTorch's global generator"
 
-_OF_PYTORCH = "PyTorch's global generator"
-_ON_HOST: dict[str, Generator] = {
-    "Python's random": (random.getstate, random.setstate),
-    "numpy.random": (np.random.get_state, np.random.set_state),
-    _OF_PYTORCH: (torch.get_rng_state, torch.set_rng_state),
-}
-
-DRAWING = {
-    *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm"),
-    *("normal", "bernoulli", "multinomial", "poisson", "binomial", "gumbel_softmax"),
-    *("normal_", "uniform_", "random_", "exponential_", "bernoulli_", "cauchy_", "geometric_"),
-    *("log_normal_", "_standard_gamma", "_sample_dirichlet"),
-}
+DRAWING = re.compile(
+    "rand.*|(normal|bernoulli)_?|(uniform|exponential|cauchy|geometric|log_normal)_|multinomial|"
+    "poisson|binomial|gumbel_softmax|_standard_gamma|_sample_dirichlet"
+)
 """Names of PyTorch's operators that draw in every call."""
 
 
 @contextlib.contextmanager
 def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> Iterator[None]:
-    """Raises a TypeError if the block draws from a global generator, and puts its state back.
+    """Raises a TypeError if the block draws from a global generator.
 
     Without a device, the block may draw. Other threads may draw too: while any runs, the states of
     generators say nothing about this one, so only PyTorch's operators in this thread are refused.
@@ -44,30 +34,33 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
     if device is None:
         yield
         return
-    generators = dict(_ON_HOST)
-    if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
-        backend = torch.get_device_module(device)
-        generators[f"{_OF_PYTORCH} of {device}"] = (
-            lambda: backend.get_rng_state(device),
-            lambda state: backend.set_rng_state(state, device),
-        )
     drawn: list[str] = []
-    if threading.active_count() > 1:
-        try:
-            with _RefuseDraws(drawn):
-                yield
-        except Exception:
-            if not drawn:
-                raise
-    else:
-        before = {name: read() for name, (read, _) in generators.items()}
-        yield
-        for name, (read, write) in generators.items():
-            if threading.active_count() == 1 and _content(read()) != _content(before[name]):
-                write(before[name])
-                drawn.append(name)
+    is_alone = threading.active_count() == 1
+    before = _states(device)
+    try:
+        with contextlib.nullcontext() if is_alone else _RefuseDraws(drawn):
+            yield
+    except Exception:
+        if not drawn:
+            raise
+    if is_alone and threading.active_count() == 1:
+        after = _states(device)
+        drawn += [name for name in before if before[name] != after[name]]
     if drawn:
         raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=remedy))
+
+
+def _states(device: torch.device) -> dict[str, Any]:
+    """The states of the global generators by name, as values that can be compared."""
+    states: dict[str, Any] = {
+        "Python's random": random.getstate(),
+        "numpy.random": [np.asarray(part).tolist() for part in np.random.get_state()],
+        _PYTORCH: torch.get_rng_state().tolist(),
+    }
+    if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
+        state = torch.get_device_module(device).get_rng_state(device)
+        states[f"{_PYTORCH} of {device}"] = state.tolist()
+    return states
 
 
 class _RefuseDraws(OperatorMode):
@@ -79,8 +72,8 @@ class _RefuseDraws(OperatorMode):
 
     def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        if name in DRAWING and kwargs.get("generator") is None:
-            self.drawn.append(_OF_PYTORCH)
+        if DRAWING.fullmatch(name) and kwargs.get("generator") is None:
+            self.drawn.append(_PYTORCH)
             raise TypeError(name)
         return func(*args, **kwargs)
 
@@ -89,31 +82,27 @@ keys_of_thread: dict[int, list[tuple[Any, ...]]] = {}
 """The keys of draws in threads that run a block of `no_key_twice`, with their tensors."""
 
 
-def note(key: tuple[Any, ...], words: tuple[Any, ...]) -> None:
+def note(words: tuple[Any, ...], *numbers: int) -> None:
     """Notes the key of a draw. Its words stay alive, so that their ids are not used again."""
     keys = keys_of_thread.get(threading.get_ident(), [])
-    keys.append((key, words))
+    if not words[-1].is_inference():  # such tensors count no writes
+        versions = [(id(word), word._version) for word in words]
+        keys.append(((*versions, *numbers), words))
 
 
 @contextlib.contextmanager
 def no_key_twice(owner: str) -> Iterator[None]:
     """Raises a TypeError if two draws of the block have the same key, and so are correlated."""
     thread = threading.get_ident()
-    outer = keys_of_thread.get(thread)
-    found = keys_of_thread[thread] = []
+    is_outermost = thread not in keys_of_thread
+    keys = keys_of_thread.setdefault(thread, [])
+    start = len(keys)
     try:
         yield
     finally:
-        del keys_of_thread[thread]
-        if outer is not None:
-            outer += found
-            keys_of_thread[thread] = outer
-    if len({key for key, _ in found}) < len(found):
+        if is_outermost:
+            del keys_of_thread[thread]
+    found = [key for key, _ in keys[start:]]
+    if len(set(found)) < len(found):
         remedy = "Draw again from `key.fold_in(1)`, `key.fold_in(2)`, ..., which are independent"
         raise TypeError(refusal(owner, "must not draw twice from one key", remedy=remedy))
-
-
-def _content(state: Any) -> list[Any]:
-    """The state of a generator as values that can be compared."""
-    parts = (state.numpy(),) if isinstance(state, Tensor) else state
-    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts]

@@ -59,8 +59,6 @@ class Async(Engine):
             result = getattr(self.vector_env, f"{verb}_wait")(timeout=self._timeout)
         except Exception as error:
             self.fault = self._fault_of(command, error)
-            if not self.fault:
-                raise
             raise RuntimeError(self.fault) from error
         self.fault = ""
         return result
@@ -68,31 +66,31 @@ class Async(Engine):
     call = _call
 
     def _fault_of(self, command: str, error: Exception) -> str:
-        """Names the env whose worker has ended or does not answer; empty if all workers go on."""
-        remedy = NEW_ENV
-        if not self.reaches_envs:
-            remedy += (
-                ', with torchwrap.make(id, num_envs, vectorization_mode="async"): its workers send '
-                "the infos of info_keys alone"
-            )
+        """Names the env whose worker has ended or does not answer, or whose results do not fit."""
         processes = self.vector_env.processes
         sentinels = [process.sentinel for process in processes]
         # A worker that does not answer may wait for a dead one. A worker that raised is ending.
         is_late = isinstance(error, multiprocessing.TimeoutError)
         ended: list[Any] = wait(sentinels, 0.1 if is_late else PATIENCE)
+        # Gymnasium reads the results of the envs in order. A late one has none.
+        results = [pipe is not None and pipe.poll() for pipe in self.vector_env.parent_pipes]
         if ended:
             index = sentinels.index(ended[0])
             processes[index].join(1.0)
             code = processes[index].exitcode
             fault = f"env {index} exited with code {code} in {command} ({error!r})"
         elif is_late:
-            answered = [pipe.poll() for pipe in self.vector_env.parent_pipes]
-            index = answered.index(False) if False in answered else 0
+            index = [*results, False].index(False)
             fault = f"env {index} did not finish {command} in worker_timeout={self._timeout} s"
-        elif self.reaches_envs:
-            return ""
         else:
-            fault = f"could not batch the results of {command} ({error!r})"
+            index = [*results, True].index(True) - 1
+            fault = f"could not batch the results of {command} up to env {index} ({error!r})"
+        remedy = NEW_ENV
+        if not self.reaches_envs:
+            remedy += (
+                ', with torchwrap.make(id, num_envs, vectorization_mode="async"): its workers send '
+                "the infos of info_keys alone"
+            )
         return refusal(self.name, fault, remedy=remedy)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torchwrap.interop import _checks
 from torchwrap.transforms import NormalizeReward, RecordEpisodeStatistics, RewardTransform
 
 
-def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
+def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for algorithms and `evaluate_policy`.
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict`
@@ -36,10 +35,12 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and
     the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords` only.
 
-    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to
-    SB3: `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy
-    the `state_dict`, and `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`.
-    Its formulas, such as `normalize_obs`, are for SB3's replay buffers; use `deploy` for raw data.
+    For an env with a `state_dict`, such as running statistics, the result holds a `VecNormalize`:
+    `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy the
+    `state_dict`, and `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`.
+    Formulas such as `normalize_obs` raise: use `deploy` for raw data. In the `VecNormalize` of an
+    off-policy algorithm, `model.get_vec_normalize_env()`, they serve its replay buffer and change
+    nothing.
 
     `seed(seed)` takes effect in the next `reset()`. `get_attr`, `set_attr` and `env_method` reach
     the same attributes as `env.get_wrapper_attr`. An attribute of the whole batch is read or called
@@ -62,7 +63,7 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     ([[0.0], [1001.0]], [1.0])
     """
     venv = SB3VecEnv(env)
-    return SB3VecNormalize(venv) if env.state_dict() else venv
+    return SB3LearningVecEnv(SB3VecNormalize(venv)) if env.state_dict() else venv
 
 
 class SB3VecEnv(VecEnv):
@@ -207,11 +208,13 @@ class SB3VecEnv(VecEnv):
 
 
 class SB3VecNormalize(VecNormalize):
-    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies.
+    """The mode and the `state_dict` of an env, for SB3's algorithms and callbacks.
 
-    SB3's callbacks and `sync_envs_normalization` test for `VecNormalize` and use its attributes.
-    Here, they stand for the `state_dict` and the mode of the env, whose transforms normalize.
+    These look for a `VecNormalize`. Its formulas are for replay buffers alone, which hold
+    observations and rewards as the env returned them, and ask for the original rewards first.
     """
+
+    has_buffer = False
 
     def _refuse(self, value: bool) -> None:
         must = "norm_obs and norm_reward cannot be set, because the env's transforms normalize"
@@ -222,22 +225,17 @@ class SB3VecNormalize(VecNormalize):
 
     norm_obs = norm_reward = property(lambda self: False, _refuse)
     training = property(
-        lambda self: self._learning.training,
-        lambda self, mode: self._learning.train(mode),
+        lambda self: self.venv.env.training,
+        lambda self, mode: self.venv.env.train(mode),
     )
     # `sync_envs_normalization` copies it.
     ret_rms = property(
-        lambda self: self._learning.state_dict(),
-        lambda self, state: self._learning.load_state_dict(state),
+        lambda self: self.venv.env.state_dict(),
+        lambda self, state: self.venv.env.load_state_dict(state),
     )
 
-    def __init__(self, venv: VecEnv) -> None:
-        base = venv.unwrapped
-        if not isinstance(base, SB3VecEnv):
-            must = "venv must be from to_sb3, as the saved one"
-            raise TypeError(refusal("VecNormalize.load", must, venv))
-        self._learning = base.env
-        VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
+    def __init__(self, venv: SB3VecEnv) -> None:
+        VecEnvWrapper.__init__(self, venv)
 
     def reset(self) -> Any:
         self.old_obs: Any = self.venv.reset()
@@ -247,36 +245,69 @@ class SB3VecNormalize(VecNormalize):
         self.old_obs, self.old_reward, dones, infos = self.venv.step_wait()
         return self.old_obs, self.old_reward, dones, infos
 
+    def get_original_reward(self) -> Any:
+        self.has_buffer = True
+        return super().get_original_reward()
+
     def _unchanged(self, values: Any) -> Any:
-        # SB3's replay buffers hold observations and rewards as the env returned them.
-        caller: Any = inspect.currentframe()
-        while caller.f_globals is globals():
-            caller = caller.f_back
-        if not caller.f_globals.get("__name__", "").startswith("stable_baselines3."):
-            fault = "has no formulas of VecNormalize, because the env's transforms normalize"
-            remedy = (
-                "torchwrap.deploy(env, policy) acts on raw observations, and "
-                "RecordEpisodeStatistics below NormalizeReward records raw returns"
-            )
-            raise NotImplementedError(refusal("to_sb3", fault, remedy=remedy))
-        return values
+        return values if self.has_buffer else _refuse_formulas()
 
     normalize_obs = unnormalize_obs = _unchanged  # type: ignore[assignment]
     normalize_reward = unnormalize_reward = _unchanged  # type: ignore[assignment]
 
-    def get_original_obs(self) -> Any:
-        return self._unchanged(super().get_original_obs())
-
-    def get_original_reward(self) -> Any:
-        return self._unchanged(super().get_original_reward())
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         learned = {name: value.cpu() for name, value in self.ret_rms.items()}
-        return {"learned": learned, "norm_obs_keys": None}  # VecNormalize reads the second one
+        return _load, (learned,)
+
+
+class SB3LearningVecEnv(VecEnvWrapper):
+    """A `VecEnv` of an env that learns; made by `to_sb3` and `VecNormalize.load`.
+
+    It has the attributes and methods of the `SB3VecNormalize` in it, but not the formulas.
+    """
+
+    learned: dict[str, Tensor]
+    """The saved `state_dict`, which `VecNormalize.load` puts into an env."""
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
+
+    def getattr_recursive(self, name: str) -> Any:
+        # SB3 calls it for names that this class lacks, also from wrappers around it.
+        is_formula = name.startswith(("normalize_", "unnormalize_", "get_original_"))
+        return _refuse_formulas() if is_formula else super().getattr_recursive(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("training", "norm_obs", "norm_reward"):
+            setattr(self.venv, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def set_venv(self, venv: VecEnv) -> None:
-        SB3VecNormalize.__init__(self, venv)
-        self.ret_rms = vars(self).pop("learned")
+        base = venv.unwrapped
+        if not isinstance(base, SB3VecEnv):
+            must = "venv must be from to_sb3, as the saved one"
+            raise TypeError(refusal("VecNormalize.load", must, venv))
+        base.env.load_state_dict(self.learned)
+        super().__init__(venv)
+
+
+def _load(learned: dict[str, Tensor]) -> SB3LearningVecEnv:
+    venv = SB3LearningVecEnv.__new__(SB3LearningVecEnv)
+    venv.learned = learned
+    return venv
+
+
+def _refuse_formulas() -> NoReturn:
+    fault = "has no formulas of VecNormalize, because the env's transforms normalize"
+    remedy = (
+        "torchwrap.deploy(env, policy) acts on raw observations, and "
+        "RecordEpisodeStatistics below NormalizeReward records raw returns"
+    )
+    raise NotImplementedError(refusal("to_sb3", fault, remedy=remedy))
 
 
 def _arrays(value: Any, scalars: bool = False) -> Any:

@@ -1,12 +1,17 @@
 """Transforms, one file per family."""
 
 from torchwrap.statistics import RunningMeanStd
-from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
+from torchwrap.transforms.action import ClipAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
-from torchwrap.transforms.history import DelayAction, DelayObservation, FrameStackObservation
+from torchwrap.transforms.history import (
+    DelayAction,
+    DelayObservation,
+    FrameStackObservation,
+    StickyAction,
+)
 from torchwrap.transforms.image import (
     AddWhiteNoise,
     GrayscaleObservation,

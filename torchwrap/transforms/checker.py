@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.spaces import Signature, Value
+from torchwrap.spaces import Value
 from torchwrap.transforms.transform import Transform
 
 
@@ -29,19 +29,15 @@ class PassiveEnvChecker(Transform):
     ValueError: PassiveEnvChecker: action must be in Box(-1.0, 1.0, (6,), ...), got nan in env 0.
     """
 
-    def setup(self, signature: Signature) -> Signature:
-        self.signature = signature
-        return signature
-
     def deployed(self) -> None:
         return None
 
     def action(self, action: Value) -> Value:
-        _check("action", self.signature.single_action_space, action)
+        _check("action", self._below.single_action_space, action)
         return action.clone()
 
     def step(self, td: TensorDict) -> TensorDict:
-        _check("observation", self.signature.single_observation_space, td["observation"])
+        _check("observation", self._below.single_observation_space, td["observation"])
         _check("reward", spaces.REWARD, td["reward"])
         return td
 
@@ -50,7 +46,7 @@ class PassiveEnvChecker(Transform):
         td: TensorDict,
         mask: RowMask,
     ) -> TensorDict:
-        _check("observation", self.signature.single_observation_space, td["observation"], mask)
+        _check("observation", self._below.single_observation_space, td["observation"], mask)
         return td
 
 

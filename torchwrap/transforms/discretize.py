@@ -84,33 +84,6 @@ class _Discretize(Transform):
             return MultiDiscrete(list(counts))
         return Discrete(math.prod(counts))
 
-    def _columns(
-        self,
-        value: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Values of the box as `(..., dimensions, 1)`."""
-        batch = value.shape[: value.dim() - len(self.shape)]
-        return value.to(dtype).reshape(*batch, -1, 1)
-
-    def _encode(self, indices: Tensor) -> Tensor:
-        """Indices `(..., dimensions)` as members of the new space."""
-        return indices if self.multidiscrete else (indices * self.strides).sum(-1)
-
-    def _decode(self, value: Tensor) -> Tensor:
-        """The inverse of `_encode`."""
-        return value if self.multidiscrete else value.unsqueeze(-1) // self.strides % self.counts
-
-    def _select(
-        self,
-        table: Tensor,
-        indices: Tensor,
-    ) -> Tensor:
-        """Entries of a table at indices `(..., dimensions)`, in the dtype of the box."""
-        rows = table.expand(*indices.shape, -1)
-        entries = rows.gather(-1, indices.unsqueeze(-1))
-        return entries.squeeze(-1).to(self.dtype)
-
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
     """Replaces components of the observation by indices of bins of equal width, as in Gymnasium.
@@ -139,14 +112,12 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Tensor) -> Tensor:
+        batch = observation.shape[: observation.dim() - len(self.shape)]
+        columns = observation.to(self.edges.dtype).reshape(*batch, -1, 1)
         # Counts the upper edges at or below the value; ONNX has no search. NaN is in the last bin.
-        is_below = self._columns(observation, self.edges.dtype) < self.edges[:, 1:]
-        return self._encode((~is_below).sum(-1).minimum(self.counts - 1))
-
-    def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the lower and upper edges of bins, `(..., dimensions)` in the box's dtype."""
-        indices = self._decode(observation)
-        return self._select(self.edges, indices), self._select(self.edges, indices + 1)
+        is_below = columns < self.edges[:, 1:]
+        indices = (~is_below).sum(-1).minimum(self.counts - 1)
+        return indices if self.multidiscrete else (indices * self.strides).sum(-1)
 
 
 class DiscretizeAction(_Discretize, ActionTransform):
@@ -175,12 +146,9 @@ class DiscretizeAction(_Discretize, ActionTransform):
         return signature.replace(single_action_space=above)
 
     def action(self, action: Tensor) -> Tensor:
-        centers = self._select(self.centers, self._decode(action))
-        return centers.reshape(*centers.shape[:-1], *self.shape)
-
-    def revert_action(self, action: Tensor) -> Tensor:
-        """Returns the bins with the nearest centers, in the form that `action` takes."""
-        columns = torch.arange(self.centers.shape[1], device=action.device)
-        padding = columns >= self.counts.unsqueeze(-1)
-        distances = (self.centers - self._columns(action, torch.float64)).abs()
-        return self._encode(distances.masked_fill(padding, math.inf).argmin(-1))
+        indices = action
+        if not self.multidiscrete:
+            indices = action.unsqueeze(-1) // self.strides % self.counts
+        rows = self.centers.expand(*indices.shape, -1)
+        centers = rows.gather(-1, indices.unsqueeze(-1)).to(self.dtype)
+        return centers.reshape(*indices.shape[:-1], *self.shape)

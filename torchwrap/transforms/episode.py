@@ -95,21 +95,20 @@ class RecordEpisodeStatistics(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         if signature.summed_info is not None:
-            names = {name for name, kind in self._sources.values() if kind != "last"}
-            missing = sorted(names - signature.summed_info)
+            sources = {name for name, kind in self._sources.values() if kind != "last"}
+            missing = sorted(sources - signature.summed_info)
             if missing:
                 must = "metrics must be of every step, and a layer below repeats actions"
                 remedy = f"Make that layer with summed_info={missing}"
                 raise ValueError(refusal("RecordEpisodeStatistics", must, missing, remedy))
-        self.keys = {}
-        for name in ("return", "length", *self.metrics):
-            self.keys[name] = f"{self.stats_key}_{name}"
-        # A ring of (return, length, *metrics) with room for all envs to finish together, and a
-        # scratch row for each env that does not finish.
+        names = ("return", "length", *self.metrics)
+        self.keys = {name: f"{self.stats_key}_{name}" for name in names}
+        # A ring of (return, length, *metrics) with room for all envs to finish together, and a row
+        # of zeros for envs that do not finish.
         self.ring_size = max(self.buffer_length, signature.num_envs)
-        num_rows = self.ring_size + signature.num_envs
+        shape = (self.ring_size + 1, len(self.keys))
         device = signature.device
-        records = torch.zeros(num_rows, len(self.keys), dtype=torch.float64, device=device)
+        records = torch.zeros(shape, dtype=torch.float64, device=device)
         self.register_state_buffer("records", records)
         count = torch.zeros(1, dtype=torch.int64, device=device)
         self.register_state_buffer("count", count)
@@ -152,13 +151,12 @@ class RecordEpisodeStatistics(Transform):
         is_finished = mask.column & (length > 0)  # an episode without a step does not count
         # A row more than there are envs: Inductor of PyTorch 2.11 fails where a long scan is fused
         # with a reduction of as many rows.
-        counts = torch.cat([self.count, is_finished.squeeze(1)]).cumsum(0)
-        slot = (counts[:-1] % self.ring_size).unsqueeze(1)
-        scratch = torch.arange(self.ring_size, len(self.records), device=length.device)
-        slot = torch.where(is_finished, slot, scratch.unsqueeze(1))
+        finished = is_finished.squeeze(1)
+        counts = torch.cat([self.count, finished]).cumsum(0)
+        slots = torch.where(finished, counts[:-1] % self.ring_size, self.ring_size)
         episodes = torch.cat([self.running_return, length.double(), self.running_metrics], 1)
         episodes = torch.where(is_finished, episodes, 0)
-        self.records.index_copy_(0, slot.squeeze(1), episodes)
+        self.records.index_copy_(0, slots, episodes)
         self.count.add_(is_finished.sum())
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
@@ -313,8 +311,9 @@ class TimeAwareObservation(Transform):
         mask.fill_(self.elapsed, 0)
         return self._add_time(td)
 
-    def retimed(self, observation: Any, steps: Tensor) -> Any:
-        """Observations of this transform, with other elapsed steps `(num_envs,)`."""
+    def _retimed(self, observation: Any, steps: Tensor) -> Any:
+        if observation is None:
+            return super()._retimed(observation, steps)
         time = self._time(steps.unsqueeze(1))
         if not self.flatten:
             return observation.copy().set(self.time_key, time)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gymnasium import Space
 from gymnasium.spaces import Dict
 from tensordict import TensorDict
 from torch import nn
 
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
-from torchwrap.spaces import Signature, Value
+from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Compose, Transform
 
 
@@ -34,16 +33,14 @@ class _Groups(Transform):
         """The transforms by name, innermost first: a list, or a dict if they were given names."""
         return {name: part.transforms for name, part in self.parts.items()}
 
-    def _set_up(
-        self,
-        signature: Signature,
-        below: Mapping[str, Space[Any]],
-    ) -> Signature:
-        """Sets up each stack on its space below. Returns a signature with a Dict of all outputs."""
-        spaces = dict(below)
+    def _entries(self, below: Any) -> dict[str, Any]:
+        """The entries of the output, before their transforms: of a space or of its values."""
+        raise NotImplementedError
+
+    def setup(self, signature: Signature) -> Signature:
+        spaces = self._entries(signature.single_observation_space)
         for name, part in self.parts.items():
-            signature = signature.replace(single_observation_space=below[name])
-            above = part.setup(signature)
+            above = part.setup(signature.replace(single_observation_space=spaces[name]))
             spaces[name] = above.single_observation_space
             signature = signature.replace(single_observation_space=spaces[name])
             if above != signature or any(map(_is_foreign, part.flat())):
@@ -70,26 +67,12 @@ class _Groups(Transform):
         td: TensorDict,
         *mask: RowMask,
     ) -> TensorDict:
-        outputs = {}
+        entries = self._entries(td["observation"])
         for name, part in self.parts.items():
-            result = getattr(part, hook)(self._input(name, td), *mask)
-            outputs[name] = result["observation"]
-        return td.set("observation", self._output(outputs, td))
-
-    def _input(
-        self,
-        name: str,
-        td: TensorDict,
-    ) -> TensorDict:
-        # A copy, because each stack may write to its input.
-        return td.copy().set("observation", td["observation"].clone())
-
-    def _output(
-        self,
-        outputs: dict[str, Value],
-        td: TensorDict,
-    ) -> TensorDict:
-        return tensordict(dict(sorted(outputs.items())), td.batch_size[0])
+            # A copy, because each stack may write to its input.
+            below = td.copy().set("observation", entries[name].clone())
+            entries[name] = getattr(part, hook)(below, *mask)["observation"]
+        return td.set("observation", tensordict(entries, td.batch_size[0]))
 
 
 def _is_foreign(transform: Transform) -> bool:
@@ -117,9 +100,8 @@ class ObservationGroups(_Groups):
     (tensor([[0., 1.]]), tensor([[ 0., 10.]]))
     """
 
-    def setup(self, signature: Signature) -> Signature:
-        below = signature.single_observation_space
-        return self._set_up(signature, dict.fromkeys(sorted(self.parts), below))
+    def _entries(self, below: Any) -> dict[str, Any]:
+        return dict.fromkeys(sorted(self.parts), below)
 
 
 class ObservationKeys(_Groups):
@@ -144,19 +126,7 @@ class ObservationKeys(_Groups):
         if not isinstance(below, Dict) or not set(self.parts) <= set(below):
             must = "groups must name entries of a Dict observation"
             raise ValueError(refusal("ObservationKeys", must, f"{list(self.parts)} for {below}"))
-        return self._set_up(signature, below.spaces)
+        return super().setup(signature)
 
-    def _input(
-        self,
-        name: str,
-        td: TensorDict,
-    ) -> TensorDict:
-        return td.copy().set("observation", td["observation", name].clone())
-
-    def _output(
-        self,
-        outputs: dict[str, Value],
-        td: TensorDict,
-    ) -> TensorDict:
-        entries = dict(td["observation"].items())
-        return tensordict(entries | outputs, td.batch_size[0])
+    def _entries(self, below: Any) -> dict[str, Any]:
+        return dict(below.items())

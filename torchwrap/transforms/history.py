@@ -121,17 +121,25 @@ class _History(Transform):
             lambda path, frame: self._output(self.frames_of[path].append(frame)), value
         )
 
-    def _restart(
+
+class _ObservationHistory(_History):
+    """Base for transforms that keep the latest observations."""
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", self._append(td["observation"]))
+
+    def reset(
         self,
-        initial: Value,
+        td: TensorDict,
         mask: RowMask,
-    ) -> Value:
-        return spaces.apply(
-            lambda path, frame: self._output(self.frames_of[path].restart(frame, mask)), initial
-        )
+    ) -> TensorDict:
+        def restart(path: Path, initial: Tensor) -> Tensor:
+            return self._output(self.frames_of[path].restart(initial, mask))
+
+        return td.set("observation", spaces.apply(restart, td["observation"]))
 
 
-class FrameStackObservation(_History):
+class FrameStackObservation(_ObservationHistory):
     """Stacks the latest observations of an episode, oldest first. A stack never mixes episodes.
 
     Args:
@@ -185,16 +193,6 @@ class FrameStackObservation(_History):
         num_dims = frames.dim() - 2  # without envs and frames
         dim = 1 + self.axis % num_dims
         return torch.cat(frames.unbind(1), dim)
-
-    def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", self._append(td["observation"]))
-
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
-        return td.set("observation", self._restart(td["observation"], mask))
 
 
 class _Delay(_History):
@@ -251,7 +249,7 @@ class _Delay(_History):
         return frames.gather(1, index).squeeze(1)
 
 
-class DelayObservation(_Delay):
+class DelayObservation(_Delay, _ObservationHistory):
     """Delays observations by a number of steps.
 
     Args:
@@ -275,16 +273,13 @@ class DelayObservation(_Delay):
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_observation_space, signature)
 
-    def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", self._append(td["observation"]))
-
     def reset(
         self,
         td: TensorDict,
         mask: RowMask,
     ) -> TensorDict:
         self._draw_delays(mask)
-        return td.set("observation", self._restart(td["observation"], mask))
+        return super().reset(td, mask)
 
 
 class DelayAction(_Delay):
@@ -324,4 +319,75 @@ class DelayAction(_Delay):
         self._draw_delays(mask)
         for frames in self.frames_of.values():
             frames.clear(mask)
+        return td
+
+
+class StickyAction(_History):
+    """Repeats the previous action at random (sticky actions).
+
+    At each step a series of repeats starts, unless one is running. The first action of an episode
+    is always the agent's. Source: Machado et al., "Revisiting the Arcade Learning Environment",
+    2018.
+
+    Args:
+        repeat_action_probability: probability that a series starts, in [0, 1).
+        repeat_action_duration: number of steps in a series, or a pair (shortest, longest) from
+            which it is drawn uniformly.
+
+    Shape: any action space, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> from gymnasium.spaces import Discrete
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Discrete(9)), StickyAction(0.999))
+    >>> _, td = env.step(env.reset(seed=0).set("action", torch.tensor([0])))
+    >>> transition, _ = env.step(td.set("action", torch.tensor([1])))
+    >>> transition["next", "info", "action"]  # the action that the env received
+    tensor([0])
+    """
+
+    has_acted = EnvBuffer((), torch.bool)
+    repeats_left = EnvBuffer((), torch.int64)
+
+    def __init__(
+        self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1
+    ) -> None:
+        super().__init__("zero")
+        self.repeat_action_probability = validation.probability(
+            "StickyAction", "repeat_action_probability", repeat_action_probability
+        )
+        self.repeat_action_duration = repeat_action_duration
+        # `random.integers` counts up to 2**31.
+        self.shortest, self.longest = validation.interval(
+            "StickyAction", "repeat_action_duration", repeat_action_duration, 1, 2**31
+        )
+
+    def setup(self, signature: Signature) -> Signature:
+        self._make_frames(signature.single_action_space, signature, 1)
+        self.stream, signature = signature.stream()
+        return signature
+
+    def action(self, action: Value) -> Value:
+        key = self.stream.key()
+        can_start = self.has_acted & (self.repeats_left == 0)
+        starts = can_start & (random.uniform(key) < self.repeat_action_probability)
+        duration = random.integers(key.fold_in(1), self.shortest, self.longest + 1)
+        repeats_left = torch.where(starts, duration, self.repeats_left)
+        repeated = RowMask(repeats_left > 0)
+
+        def choose(path: Path, chosen: Tensor) -> Tensor:
+            latest = self.frames_of[path]
+            frame = repeated.where(latest.frames[:, 0], chosen)
+            return latest.append(frame)[:, 0]
+
+        self.repeats_left.copy_((repeats_left - 1).clamp(min=0))
+        self.has_acted.fill_(True)
+        return spaces.apply(choose, action)
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        mask.fill_(self.has_acted, False)
+        mask.fill_(self.repeats_left, 0)
         return td

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.statistics import RunningMeanStd
-from torchwrap.transforms.transform import ObservationTransform, Transform
+from torchwrap.transforms.transform import ObservationTransform, RewardTransform, Transform
 
 
 class NormalizeObservation(ObservationTransform):
@@ -60,7 +58,10 @@ class NormalizeObservation(ObservationTransform):
             self.statistics_of[path] = RunningMeanStd(shape, signature.device, dtype)
         modules = nn.ModuleList(self.statistics_of.values())
         self.statistics = modules if spaces.children(below) else modules[0]
-        above = spaces.map_leaves(_unbounded, below)
+        above = spaces.map_leaves(
+            lambda leaf: Box(-np.inf, np.inf, leaf.shape),
+            below,
+        )
         return signature.replace(single_observation_space=above)
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -96,12 +97,8 @@ class NormalizeObservation(ObservationTransform):
     def deployed(self) -> Transform:
         constants_of = {}
         for path, statistics in self.statistics_of.items():
-            constants_of[path] = statistics.frozen(self.epsilon)
+            constants_of[path] = torch.stack(statistics.constants(self.epsilon))
         return _FrozenNormalization(constants_of)
-
-
-def _unbounded(leaf: Space[Any]) -> Box:
-    return Box(-np.inf, np.inf, leaf.shape)
 
 
 class _FrozenNormalization(ObservationTransform):
@@ -127,7 +124,7 @@ class _FrozenNormalization(ObservationTransform):
         return ((rows - reference - shift) * scale).float()
 
 
-class NormalizeReward(Transform):
+class NormalizeReward(RewardTransform):
     """Divides rewards by the standard deviation of the discounted return, without a shift.
 
     Each step computes return = gamma * return + reward, updates the statistics of returns, and
@@ -150,6 +147,7 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
+    _standalone = ""  # it is stateful
     discounted_return = EnvBuffer((1,), torch.float64)
 
     def __init__(
@@ -161,19 +159,15 @@ class NormalizeReward(Transform):
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
 
-    def deployed(self) -> None:
-        return None
-
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device, torch.float64)
         return signature
 
-    def step(self, td: TensorDict) -> TensorDict:
-        reward = td["reward"]
+    def reward(self, reward: Tensor) -> Tensor:
         self.discounted_return.mul_(self.gamma).add_(reward)
         if self.training:
             self.statistics.update(self.discounted_return)
-        return td.set("reward", reward * self.statistics.scale(self.epsilon))
+        return reward * self.statistics.scale(self.epsilon)
 
     def reset(
         self,

@@ -169,8 +169,8 @@ class ClipObservation(ObservationTransform):
         if not fits or self.low > self.high:
             must = f"a {box.dtype} value must lie between min_obs and max_obs"
             raise ValueError(refusal("ClipObservation", must, repr(self)))
-        low = np.clip(box.low, self.low, self.high).astype(box.dtype)
-        high = np.clip(box.high, self.low, self.high).astype(box.dtype)
+        clipped = np.clip([box.low, box.high], self.low, self.high)
+        low, high = clipped.astype(box.dtype)
         above = Box(low, high, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)
 
@@ -307,13 +307,14 @@ class FilterObservation(ObservationTransform):
         if not set(keys) <= set(parts):
             must = f"filter_keys must be among {list(parts)}"
             raise ValueError(refusal("FilterObservation", must, repr(self.filter_keys)))
+        kept = {key: parts[key] for key in keys}
         above: Space[Any]
         if isinstance(below, Dict):
-            above = spaces.dict_like(below, {key: parts[key] for key in keys})
-            self.source_of = {key: key for key in above.spaces}
+            above = spaces.dict_like(below, kept)
+            keys = list(above.spaces)
         else:
-            above = Tuple([parts[key] for key in keys])
-            self.source_of = {str(index): key for index, key in enumerate(keys)}
+            above = Tuple(list(kept.values()))
+        self.source_of = dict(zip(spaces.children(above) or {}, keys, strict=True))
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +59,9 @@ class Transform(BatchedModule):
     attached = False
     """Whether the transform belongs to an env. It holds the state of one env only."""
 
+    _standalone = ""
+    """The entry of a TensorDict and the hook of the same name, which `forward` calls."""
+
     _position: str | None = None
     """The name in error messages, such as "transforms[0] (ClipReward)". None before `setup`."""
     _below: Signature
@@ -70,8 +72,8 @@ class Transform(BatchedModule):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.attached and name in inspect.signature(type(self).__init__).parameters:
-            has_setter = getattr(getattr(type(self), name, None), "fset", None) is not None
-            if not (has_setter or name in self._buffers or name in self._parameters):
+            is_property = isinstance(getattr(type(self), name, None), property)
+            if not (is_property or name in self._buffers or name in self._parameters):
                 raise AttributeError(
                     refusal(
                         type(self).__name__,
@@ -99,13 +101,18 @@ class Transform(BatchedModule):
 
     def forward(self, td: TensorDict) -> TensorDict:
         """Transforms a TensorDict of any batch size outside an env. For stateless transforms."""
-        raise TypeError(
-            refusal(
-                repr(self),
-                "it is stateful and cannot be called standalone",
-                remedy="Put it in a TransformedEnv",
-            )
-        )
+        key = self._standalone
+        if not key:
+            fault = "it is stateful and cannot be called standalone"
+            raise TypeError(refusal(repr(self), fault, remedy="Put it in a TransformedEnv"))
+        copy = td[key].clone()  # because the hook may write to it
+        try:
+            value = getattr(self, key)(copy)
+        except AttributeError as error:
+            fault = f"it learns the spaces from an env ({error})"
+            remedy = "Put it in a TransformedEnv before a standalone call"
+            raise RuntimeError(refusal(repr(self), fault, remedy=remedy)) from error
+        return td.copy().set(key, value)
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
@@ -157,22 +164,6 @@ class Transform(BatchedModule):
         """
         return self
 
-    def _standalone(
-        self, td: TensorDict, key: str, function: Callable[[Value], Value]
-    ) -> TensorDict:
-        copy = td[key].clone()  # because the function may write to it
-        try:
-            value = function(copy)
-        except AttributeError as error:
-            raise RuntimeError(
-                refusal(
-                    repr(self),
-                    f"it learns the spaces from an env ({error})",
-                    remedy="Put it in a TransformedEnv before a standalone call",
-                )
-            ) from error
-        return td.copy().set(key, value)
-
     def extra_repr(self) -> str:
         names = inspect.signature(type(self).__init__).parameters
         arguments = [f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name)]
@@ -192,6 +183,7 @@ class ObservationTransform(Transform):
     tensor([[1.]])
     """
 
+    _standalone = "observation"
     masked_reset = False
     """True if a reset should compute only the rows of the mask: for expensive transforms."""
 
@@ -212,9 +204,6 @@ class ObservationTransform(Transform):
         )
         return td.set("observation", initial)
 
-    def forward(self, td: TensorDict) -> TensorDict:
-        return self._standalone(td, "observation", self.observation)
-
 
 class RewardTransform(Transform):
     """Base for transforms of rewards: implement `reward`, from and to `(num_envs, 1)`.
@@ -226,6 +215,8 @@ class RewardTransform(Transform):
     tensor([[-1.]])
     """
 
+    _standalone = "reward"
+
     def reward(self, reward: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement reward(reward).")
 
@@ -234,9 +225,6 @@ class RewardTransform(Transform):
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("reward", self.reward(td["reward"]))
-
-    def forward(self, td: TensorDict) -> TensorDict:
-        return self._standalone(td, "reward", self.reward)
 
 
 class ActionTransform(Transform):
@@ -249,11 +237,10 @@ class ActionTransform(Transform):
     tensor([[-0.5000]])
     """
 
+    _standalone = "action"
+
     def action(self, action: Value) -> Value:
         raise NotImplementedError(f"{type(self).__name__} does not implement action(action).")
-
-    def forward(self, td: TensorDict) -> TensorDict:
-        return self._standalone(td, "action", self.action)
 
 
 class Compose(Transform):
@@ -280,29 +267,21 @@ class Compose(Transform):
                 refusal("Compose", "transforms must be a list of Transforms", repr(transforms))
             )
         self.is_named = isinstance(transforms, Mapping)
-        parts = list(transforms.values() if isinstance(transforms, Mapping) else transforms)
-        for position, part in enumerate(parts):
+        named = dict(transforms) if isinstance(transforms, Mapping) else _numbered(transforms)
+        for position, (name, part) in enumerate(named.items()):
             if not isinstance(part, Transform):
-                got = type(part).__name__
-                remedy = ""
-                if isinstance(part, list):
-                    remedy = "Write `*transforms`"
-                elif isinstance(part, type):
-                    got = f"the class {part.__name__}"
-                    remedy = f"Pass an instance of {part.__name__}"
+                kind = part if isinstance(part, type) else Transform
+                remedy = f"Pass an instance of {kind.__name__}, and a list as `*transforms`"
                 must = f"transforms[{position}] must be a Transform"
-                raise TypeError(refusal("Compose", must, got, remedy))
-        names = list(transforms) if isinstance(transforms, Mapping) else _numbered(parts)
-        for name, part in zip(names, parts, strict=True):
+                raise TypeError(refusal("Compose", must, repr(part), remedy))
             if not str(name).isidentifier() or hasattr(self, name):
                 must = "names must be identifiers and not attributes of Compose"
                 raise ValueError(refusal("Compose", must, repr(name)))
             self.add_module(name, part)
-        counts = collections.Counter(map(id, self.flat()))
-        for part in self.flat():
-            if counts[id(part)] > 1:
-                fault = f"{part!r} must occur only once"
-                raise ValueError(refusal("Compose", fault, remedy="Make a second one"))
+        flat = list(self.flat())
+        if len(set(flat)) < len(flat):
+            must = "every transform must occur only once"
+            raise ValueError(refusal("Compose", must, flat, "Make a second one"))
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:
@@ -360,14 +339,14 @@ class Compose(Transform):
         return f"Compose({self.transforms})"
 
 
-def _numbered(parts: Iterable[Transform]) -> list[str]:
-    """Names of transforms: the class, and from the second of a class on its number."""
-    names: list[str] = []
+def _numbered(parts: Iterable[Transform]) -> dict[str, Transform]:
+    """Transforms by name: the class, and from the second of a class on its number."""
+    named: dict[str, Transform] = {}
     for part in parts:
         name = kind = type(part).__name__
         number = 2
-        while name in names or hasattr(Compose, name):
+        while name in named or hasattr(Compose, name):
             name = f"{kind}_{number}"
             number += 1
-        names.append(name)
-    return names
+        named[name] = part
+    return named

@@ -8,8 +8,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
@@ -40,8 +41,6 @@ class RenderWrapper(Wrapper):
             fault = "env must not reset finished rows in its step, before their final frames"
             remedy = "Make the vector env in AutoresetMode.DISABLED"
             raise ValueError(refusal(owner, fault, "AutoresetMode.SAME_STEP", remedy))
-        fps = env.metadata.get("render_fps") or 30
-        self._env_fps = validation.positive(owner, 'metadata["render_fps"]', fps)
 
 
 class AddRenderObservation(RenderWrapper):
@@ -75,15 +74,15 @@ class AddRenderObservation(RenderWrapper):
         self.render_key = validation.text(owner, "render_key", render_key)
         self.obs_key = validation.text(owner, "obs_key", obs_key)
         below = env.single_observation_space
-        self._adds_to_dict = isinstance(below, gymnasium.spaces.Dict)
-        if not isinstance(below, gymnasium.spaces.Dict):
-            below = gymnasium.spaces.Dict({obs_key: below})
+        self._adds_to_dict = isinstance(below, Dict)
+        if not isinstance(below, Dict):
+            below = Dict({obs_key: below})
         if not render_only and render_key in below.spaces:
             must = f"render_key must not be among {list(below)}"
             raise ValueError(refusal(owner, must, repr(render_key)))
         env.reset()
         shape = np.shape(env.render([0])[0])
-        space: gymnasium.Space[Any] = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        space: Space[Any] = Box(0, 255, shape, np.uint8)
         if not render_only:
             space = spaces.dict_like(below, {render_key: space, **below.spaces})
         self.signature = env.signature.replace(single_observation_space=space)
@@ -164,7 +163,9 @@ class RecordVideo(RenderWrapper):
         for row in envs:
             validation.integer(owner, "each index in envs", row, 0, self.num_envs - 1)
         self.envs = list(envs)
-        self.fps = validation.positive(owner, "fps", self._env_fps if fps is None else fps)
+        if fps is None:
+            fps = env.metadata.get("render_fps") or 30
+        self.fps = validation.positive(owner, 'fps or metadata["render_fps"]', fps)
         self.video_length = validation.integer(owner, "video_length", video_length, at_least=0)
         self.episode_trigger = episode_trigger
         self.step_trigger = step_trigger
@@ -187,8 +188,7 @@ class RecordVideo(RenderWrapper):
         self._step_id += 1
         if self.step_trigger is not None and self.step_trigger(self._step_id):
             self._start_video(f"step-{self._step_id}")
-        self._capture_frame(successor)
-        self._write_frames()
+        self._add_frame(successor)
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -198,19 +198,47 @@ class RecordVideo(RenderWrapper):
             if not self.video_length:
                 self._close_video()
             trigger = self.episode_trigger
-            if trigger is None and self.step_trigger is None:
+            if trigger is self.step_trigger is None:
                 trigger = capped_cubic
             if trigger is not None and trigger(self._episode_id):
                 self._start_video(f"episode-{self._episode_id}")
-            self._capture_frame(td)
-            if self.video_length:
-                self._write_frames()
+            self._add_frame(td, waits=not self.video_length)
         return td
 
     def _start_video(self, name: str) -> None:
         self._close_video()
         self._num_frames = 0
         self._path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
+
+    def _add_frame(
+        self,
+        td: TensorDict,
+        waits: bool = False,
+    ) -> None:
+        if self._path is None:
+            return
+        if self.from_observation:
+            observations = td["observation"][self.envs].cpu().numpy()
+            # The latest frame of a stack, or the observation itself.
+            frames = [value if _is_frame(value) else value[-1] for value in observations]
+        else:
+            frames = list(map(np.asarray, self.env.render(self.envs)))
+        frame = tiled(list(map(_to_rgb, frames)))
+        height, width, _ = frame.shape
+        # Padded with black if they are odd, because the codec needs even ones.
+        odd = (height % 2, width % 2, 0)
+        padding = [(0, number) for number in odd]
+        self._frames.append(np.pad(frame, padding))
+        if waits:
+            return
+        if self._writer is None:
+            self._open_file(self._path)
+        for frame in self._frames:
+            self._writer.append_data(frame)
+        self._num_frames += len(self._frames)
+        self._frames.clear()
+        if self._num_frames == self.video_length:
+            self._close_video()
 
     def _open_file(self, path: Path) -> None:
         import imageio.v2
@@ -224,37 +252,6 @@ class RecordVideo(RenderWrapper):
         # Completes the file without close(), too.
         arguments = (self._writer, temporary, path)
         self._complete = Finalize(self, _complete, arguments, exitpriority=10)
-
-    def _picture(self, td: TensorDict) -> NDArray[np.uint8]:
-        """The frames of the shown envs as tiles of one RGB picture."""
-        if self.from_observation:
-            observations = td["observation"][self.envs].cpu().numpy()
-            frames = [_latest(frame) for frame in observations]
-        else:
-            frames = list(map(np.asarray, self.env.render(self.envs)))
-        return tiled(list(map(_to_rgb, frames)))
-
-    def _capture_frame(self, td: TensorDict) -> None:
-        if self._path is None:
-            return
-        frame = self._picture(td)
-        height, width, _ = frame.shape
-        # Padded with black if they are odd, because the codec needs even ones.
-        odd = (height % 2, width % 2, 0)
-        padding = [(0, number) for number in odd]
-        self._frames.append(np.pad(frame, padding))
-
-    def _write_frames(self) -> None:
-        if self._path is None:
-            return
-        if self._writer is None:
-            self._open_file(self._path)
-        for frame in self._frames:
-            self._writer.append_data(frame)
-        self._num_frames += len(self._frames)
-        self._frames.clear()
-        if self._num_frames == self.video_length:
-            self._close_video()
 
     def _close_video(self) -> None:
         self._path = None
@@ -274,18 +271,13 @@ def _complete(writer: Any, temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _has_channels(frame: NDArray[Any]) -> bool:
-    return frame.ndim == 3 and frame.shape[2] in (1, 3, 4)
-
-
-def _latest(observation: NDArray[Any]) -> NDArray[Any]:
-    """The latest frame of a stack, or an observation that is a frame."""
-    is_frame = observation.ndim == 2 or _has_channels(observation)
-    return observation if is_frame else observation[-1]
+def _is_frame(array: NDArray[Any]) -> bool:
+    has_channels = array.ndim == 3 and array.shape[2] in (1, 3, 4)
+    return array.ndim == 2 or has_channels
 
 
 def _to_rgb(frame: NDArray[Any]) -> NDArray[np.uint8]:
-    if frame.dtype != np.uint8 or not (frame.ndim == 2 or _has_channels(frame)):
+    if frame.dtype != np.uint8 or not _is_frame(frame):
         must = "a frame must be (height, width, 3) of uint8, or gray: (height, width)"
         raise ValueError(refusal("RecordVideo", must, f"{frame.shape} {frame.dtype}"))
     channels = frame.reshape(*frame.shape[:2], -1)

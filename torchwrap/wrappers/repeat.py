@@ -79,8 +79,8 @@ class _Repeat(Wrapper):
         steps = super()._read_clock()
         return None if steps is None else -(-steps // self.repeats)
 
-    def _write_clock(self, steps: Tensor) -> None:
-        super()._write_clock(steps * self.repeats)
+    def _move_clocks(self, steps: Tensor, observation: Any) -> Any:
+        return super()._move_clocks(steps * self.repeats, observation)
 
 
 class RepeatAction(_Repeat):

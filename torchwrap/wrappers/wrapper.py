@@ -8,16 +8,15 @@ from typing import Any
 
 from gymnasium import Space
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap._core import spec as specs
-from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env, Options, old_time
+from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.episode import TimeAwareObservation
 from torchwrap.transforms.transform import Compose, Transform
 
 
@@ -121,45 +120,20 @@ class Wrapper(Env):
         self.env.close()
 
     def has_wrapper_attr(self, name: str) -> bool:
-        return self._owner(name) is not None or self.env.has_wrapper_attr(name)
+        return super().has_wrapper_attr(name) or self.env.has_wrapper_attr(name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        owner = self._owner(name)
-        if owner is None:
+        if self._part_with(name) is None:
             return self.env.get_wrapper_attr(name)
-        return getattr(owner, name)
+        return super().get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        owner = self._owner(name)
-        if owner is None:
-            if self.env.set_wrapper_attr(name, value, force=False):
-                return True
-            if not force:
-                return False
-            owner = self
-        setattr(owner, name, value)
-        return True
-
-    def _owner(self, name: str) -> nn.Module | None:
-        """The outermost part of this layer with an attribute."""
-        return next((part for part in self._parts() if hasattr(part, name)), None)
-
-    def _parts(self) -> list[BatchedModule]:
-        """The modules of this layer that can own an attribute, outermost first."""
-        return [self]
-
-    def _retimed(self, observation: Value, steps: Tensor, hidden_by: str) -> Value:
-        for part in self._parts():
-            if isinstance(part, TimeAwareObservation):
-                if hidden_by:
-                    raise RuntimeError(old_time(self._name(), hidden_by))
-                observation = part.retimed(observation, steps)
-            if _changes_observations(part):
-                hidden_by = type(part).__name__
-        return self.env._retimed(observation, steps, hidden_by)
+        is_below = self._part_with(name) is None
+        is_set = is_below and self.env.set_wrapper_attr(name, value, force=False)
+        return is_set or super().set_wrapper_attr(name, value, force=force)
 
     def _clocks(self) -> list[Tensor]:
-        return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
+        return [clock for part in self._parts() for clock in BatchedModule._clocks(part)]
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -167,9 +141,18 @@ class Wrapper(Env):
             return self.env._read_clock()
         return steps
 
-    def _write_clock(self, steps: Tensor) -> None:
-        super()._write_clock(steps)
-        self.env._write_clock(steps)
+    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
+        root = below = observation
+        for part in self._parts():
+            if _changes_observations(part):
+                timed = part._retimed(below, steps)
+                if below is not None:
+                    root = timed
+                below = None
+        timed = self.env._move_clocks(steps, below)
+        for clock in self._clocks():
+            clock.copy_(steps.view_as(clock))
+        return root if below is None else timed
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -287,7 +270,7 @@ class TransformedEnv(Wrapper):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
 
-    def _parts(self) -> list[BatchedModule]:
+    def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
 
     def __repr__(self) -> str:
