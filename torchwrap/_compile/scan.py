@@ -181,7 +181,7 @@ def _ordered(value: Any, like: Any) -> Any:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple):
-        return tuple([_ordered(part, other) for part, other in zip(value, like, strict=True)])
+        return tuple(map(_ordered, value, like))
     entries = {}
     for key in like.keys():
         entries[key] = _ordered(value[key], like[key])
