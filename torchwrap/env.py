@@ -763,7 +763,9 @@ class Env(BatchedModule):
         signature = self.signature
         if not isinstance(td, TensorDictBase):
             must = 'td must be a TensorDict with "action", or an action as a tensor'
-            remedy = f"{NEXT_ROOT}, or `torch.as_tensor(action)`"
+            remedy = "Call `env.step(torch.as_tensor(action))`"
+            if isinstance(td, tuple):
+                remedy = NEXT_ROOT
             raise TypeError(refusal(f"{owner}.step", must, type(td).__name__, remedy))
         action = td.get("action", None)
         if action is None:
