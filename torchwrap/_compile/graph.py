@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap._compile.cuda_graph import CudaGraph
-from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.inputs import Function, Inputs, repeated
 from torchwrap._compile.internals import flat_scan_operator, inductor, list_options, resolved
 from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.trace import infer, trace
@@ -80,7 +80,7 @@ class Program:
         leaves = list(self.run(*map(tensors.__getitem__, self.used)))
         # Inductor drops a copy of a copy, although both are results: the same ones in every run.
         if self._repeated is None:
-            self._repeated = _repeated(leaves)
+            self._repeated = repeated(leaves)
         for index in self._repeated:
             leaves[index] = leaves[index].clone()
         return leaves
@@ -195,8 +195,11 @@ class Rollout:
     @torch.inference_mode(False)  # because later calls can be outside of it
     @torch.no_grad()
     def _compile(self, root: Root) -> Scan | Loop:
-        device = rows.leaves(root)[0].device
-        kind = Scan if flat_scan_operator is not None and not captures(device) else Loop
+        tensors = self.inputs.tensors
+        kind: type[Scan | Loop] = Scan
+        # A scan could not follow what is written to memory that two buffers share.
+        if flat_scan_operator is None or captures(tensors[0].device) or repeated(tensors):
+            kind = Loop
         return kind(self.step, self.inputs, root, self.collector.num_steps, self.settings)
 
 
@@ -298,18 +301,6 @@ class Loop:
         for key, target in targets.items():
             target.copy_(stored[key])
         return following  # type: ignore[no-any-return]
-
-
-def _repeated(leaves: Sequence[Tensor]) -> list[int]:
-    """The indices of leaves in the memory of an earlier one."""
-    repeated = []
-    known = set()
-    for index, leaf in enumerate(leaves):
-        address = leaf.untyped_storage().data_ptr()
-        if leaf.numel() and address in known:
-            repeated.append(index)
-        known.add(address)
-    return repeated
 
 
 def _prune(graph: GraphModule) -> list[int]:

@@ -153,6 +153,18 @@ class Inputs:
         return found
 
 
+def repeated(leaves: Sequence[Tensor]) -> list[int]:
+    """The indices of leaves in the memory of an earlier one."""
+    repeated = []
+    known = set()
+    for index, leaf in enumerate(leaves):
+        address = leaf.untyped_storage().data_ptr()
+        if leaf.numel() and address in known:
+            repeated.append(index)
+        known.add(address)
+    return repeated
+
+
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap import policy, spaces
-from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.inputs import Function, Inputs, repeated
 from torchwrap._compile.internals import resolved
 from torchwrap._compile.trace import trace, without_generators
 from torchwrap._core import rows, validation
@@ -86,28 +86,7 @@ def _lift_constants(graph: GraphModule) -> list[Tensor]:
 
 
 class PureEnv:
-    """An env and its transforms as functions of their state, without side effects.
-
-    A state is what `Env.snapshot` returns, so that `Env.restore` takes it, and `step` and `reset`
-    the snapshot of an env. The functions work in `torch.compile(fullgraph=True)`, in `scan` and in
-    `torch.vmap`, over the states of several seeds for instance. They agree bit for bit with the
-    env's own verbs. Values of states, transitions and roots may share memory: do not write to them.
-
-    Args:
-        env: a native or functional env with any transforms. Its Python values, its parameters, its
-            mode and its buffers that are in no snapshot are constants. A compiled env is taken as
-            the eager env.
-
-    Raises:
-        ValueError: for code that `compile` refuses, and for a simulator on the host.
-
-    >>> from torchwrap.testing import ScriptedEnv
-    >>> env = PureEnv(ScriptedEnv(2, episode_lengths=2))
-    >>> state, root = env.init(seed=0)
-    >>> state, transition, root = env.step(state, torch.zeros(2, 6))
-    >>> transition["next", "reward"].flatten()
-    tensor([1., 1.])
-    """
+    """The functions that `pure` returns."""
 
     @torch.no_grad()
     def __init__(self, env: Env) -> None:
@@ -119,6 +98,9 @@ class PureEnv:
         self.env = env
         self.signature = env.signature
         inputs = Inputs(lambda: [env])
+        if repeated(list(env.buffers())):
+            remedy = "Clone the buffer that is a view"
+            raise ValueError(refusal("pure", "buffers of env must not share memory", remedy=remedy))
         # Detached, because no gradient flows through a step.
         self._tensors = [tensor.detach() for tensor in inputs.tensors]
         indices = {id(tensor): index for index, tensor in enumerate(inputs.tensors)}
@@ -324,5 +306,29 @@ _DECOMPOSITIONS: Any = {
 
 
 def pure(env: Env) -> PureEnv:
-    """An env as functions of its state: see `PureEnv`."""
+    """An env and its transforms as functions of their state, without side effects.
+
+    `init(seed)` returns a state and a root, as do `reset(state, mask)` and, with the transition
+    between them, `step(state, action)`. A state is what `Env.snapshot` returns, so `Env.restore`
+    takes it, and `step` and `reset` take a snapshot. The functions work in
+    `torch.compile(fullgraph=True)`, in `scan` and in `torch.vmap`, over the states of several seeds
+    for instance. They agree bit for bit with the env's own verbs. States, transitions and roots may
+    share memory: do not write to them.
+
+    Args:
+        env: a native or functional env with any transforms. Its Python values, its parameters, its
+            mode and its buffers that are in no snapshot are constants. A compiled env is taken as
+            the eager env.
+
+    Raises:
+        ValueError: for code that `compile` refuses, for a simulator on the host, and for a step
+            that writes to a buffer that is in no snapshot.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> functions = pure(ScriptedEnv(2, episode_lengths=2))
+    >>> state, root = functions.init(seed=0)
+    >>> state, transition, root = functions.step(state, torch.zeros(2, 6))
+    >>> transition["next", "reward"].flatten()
+    tensor([1., 1.])
+    """
     return PureEnv(env)
