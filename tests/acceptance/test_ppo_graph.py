@@ -8,7 +8,7 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
-from helpers import EXAMPLES
+from helpers import EXAMPLES, mostly_full
 
 import torchwrap as tw
 
@@ -52,7 +52,7 @@ def run(tmp_path, make=tw.make, **arguments):
     return example.main(args, make), torch.load(tmp_path / "checkpoint.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("env_id", mostly_full(["CartPole-v1", "Pendulum-v1"], "CartPole-v1"))
 def test_run_writes_results_and_a_checkpoint_that_restores(env_id, tmp_path):
     metrics, checkpoint = run(tmp_path, env_id=env_id, normalize_reward=True, eval_episodes=4)
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
@@ -66,9 +66,8 @@ def test_run_writes_results_and_a_checkpoint_that_restores(env_id, tmp_path):
 
 
 # eager: the ops of the graph one by one, so that the scans are operators whose bodies are mapped
-@pytest.mark.parametrize(
-    "backend", ["none", pytest.param("eager", marks=[pytest.mark.full, pytest.mark.long])]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("backend", mostly_full(["none", "eager"], "none", long=["eager"]))
 def test_first_iteration_of_seeds_equals_single_runs(backend, tmp_path):
     arguments = dict(backend=backend, total_timesteps=32)
     rates = (1e-3, 2e-3)
@@ -82,6 +81,7 @@ def test_first_iteration_of_seeds_equals_single_runs(backend, tmp_path):
             torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_hyperparameters_differ_by_seed(tmp_path):
     given = dict(seed=5, num_seeds=2, learning_rate=(0.0, 1e-3))
     _, checkpoint = run(tmp_path, **given)

@@ -25,6 +25,7 @@ STEPS = 500
 full = pytest.mark.full
 MASK = torch.arange(NUM_ENVS) % 2 == 0
 FAST = ("PolicyState", "Compose of two", "Compose of none, Dict spaces")
+OTHERS = [name for name in COMPILED if name not in FAST]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def assert_agrees(make, num_steps, tolerance=0.0, step=None, reset=None):
 # Agreement with the env.
 
 
-@pytest.mark.parametrize("name", mostly_full(COMPILED, *FAST))
+@pytest.mark.parametrize("name", mostly_full(COMPILED, *FAST, long=OTHERS))
 def test_transform_agrees_bit_for_bit(name):
     flags = assert_agrees(functools.partial(stack, name), STEPS if name not in FAST else 60)
     assert flags["done"].any(0).all()
@@ -180,7 +181,7 @@ def compiled(function, backend="aot_eager"):
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
-@pytest.mark.parametrize("name", mostly_full(COMPILED, "Compose of two"))
+@pytest.mark.parametrize("name", mostly_full(COMPILED, "Compose of two", long=OTHERS))
 def test_compiled_step_agrees_with_a_compiled_env(name):
     env = tw.compile(stack(name), backend="aot_eager")
     pure = tw.pure(stack(name))

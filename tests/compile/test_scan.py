@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from catalogue import stack
-from helpers import AOT, assert_same, params
+from helpers import AOT, assert_same
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -43,9 +43,11 @@ def through_inductor(*arguments, **keywords):
 
 each = pytest.mark.parametrize(
     "run",
-    params(
-        {"eager": scan, "compiled": compiled, "inductor": through_inductor}, ["eager", "compiled"]
-    ),
+    [
+        pytest.param(scan, id="eager"),
+        pytest.param(compiled, id="compiled"),
+        pytest.param(through_inductor, id="inductor", marks=[pytest.mark.full, pytest.mark.long]),
+    ],
 )
 
 
