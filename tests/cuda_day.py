@@ -142,8 +142,8 @@ def parts(device: str) -> dict[str, Part]:
     return {
         "machine": Part(60, {"floor": floor}),
         "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
-        "glue": Part(180, sized("glue", small, large, middle)),
-        "cartpole": Part(210, sized("cartpole", large, small, middle)),
+        "glue": Part(120, sized("glue", small, large, middle)),
+        "cartpole": Part(150, sized("cartpole", large, small, middle)),
         "ppo": Part(
             150,
             {
@@ -152,6 +152,7 @@ def parts(device: str) -> dict[str, Part]:
             },
         ),
         "collector": Part(90, sized("collector", small)),
+        "graph": Part(120, {"ppo_graph": call("ppo_graph", **learn)}),
     }
 
 

@@ -101,16 +101,25 @@ def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:
 
 
 def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dict[str, Any]:
-    """The metrics of examples/ppo.py on CartPole-v1. It does without tyro, its parser."""
+    """The metrics of examples/ppo.py on CartPole-v1."""
+    flags = {"compile": compiled, "num_envs": num_envs, "total_timesteps": total_timesteps}
+    return _metrics("ppo", device=device, **flags)
+
+
+def ppo_graph(device: str, num_envs: int, total_timesteps: int) -> dict[str, Any]:
+    """The metrics of examples/ppo_graph.py on CartPole-v1."""
+    flags = {"num_envs": num_envs, "total_timesteps": total_timesteps}
+    return _metrics("ppo_graph", device=device, **flags)
+
+
+def _metrics(example: str, **flags: Any) -> dict[str, Any]:
+    """The metrics of an example. It does without tyro, its parser."""
     if importlib.util.find_spec("tyro") is None:
         sys.modules["tyro"] = types.ModuleType("tyro")
     sys.path.insert(0, str(ROOT / "examples"))
-    module = importlib.import_module("ppo")
+    module = importlib.import_module(example)
     with tempfile.TemporaryDirectory() as folder:
-        args = module.Args(device=device, compile=compiled, out=Path(folder))
-        args.num_envs = num_envs
-        args.total_timesteps = total_timesteps
-        return module.main(args)
+        return module.main(module.Args(out=Path(folder), **flags))
 
 
 class Actor(torch.nn.Module):

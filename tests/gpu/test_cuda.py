@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, seven, stack
+from catalogue import (
+    COMPILED,
+    NUM_ENVS,
+    REPRESENTATIVE,
+    ActorCritic,
+    cartpole,
+    categorical,
+    seven,
+    stack,
+)
 from cuda_graphs import simulated
 from gymnasium.spaces import Box
 from helpers import (
@@ -322,3 +331,22 @@ def test_copy_between_host_and_device_is_refused(function):
     env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(function)).to("meta")
     with pytest.raises(ValueError, match=r"TransformReward.*between devices"):
         compiled(env)
+
+
+# A scan in the user's own graph.
+
+
+@pytest.mark.cuda
+@pytest.mark.full
+def test_scan_over_a_pure_env_matches_its_loop():
+    pure = tw.pure(stack("Compose of two", device="cuda"))
+    state, _ = pure.init(0)
+    actions = torch.zeros(20, NUM_ENVS, 6, device="cuda")
+
+    def rollout(state):
+        return tw.scan(lambda carry, action: pure.step(carry, action)[:2], state, actions)
+
+    last, transitions = torch.compile(rollout, fullgraph=True)(state)
+    expected_last, expected = rollout(state)
+    assert_same(transitions, expected, INDUCTOR)
+    assert_same(last, expected_last, INDUCTOR)
