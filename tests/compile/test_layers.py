@@ -165,11 +165,11 @@ def test_copy_of_a_compiled_collector_collects_eagerly(graphs, replicate):
     collect = tw.Collector(normalized(), Push(), 4, keys=keys)
     tw.compile(collect, backend="counting")
     td = collect.env.reset(seed=0)
-    number = len(graphs)
     twin = replicate(collect)
     assert collect.is_compiled
     assert not twin.is_compiled
     expected, _ = collect(td)
+    number = len(graphs)
     assert_same(twin(td)[0], expected, AOT)
     assert_same(buffers(twin.env), buffers(collect.env), AOT)
     assert twin.env is not collect.env
