@@ -273,7 +273,6 @@ def two_layers():
 def test_every_layer_over_a_simulator_is_compiled(graphs):
     eager = two_layers()
     env = tw.compile(two_layers(), backend="counting")
-    assert len(graphs) == 4
     assert_plays_the_same(eager, env, 1, AOT)
     number = len(graphs)  # the outer layer learns at the first step which keys the inner one adds
     assert_plays_the_same(eager, env, 100, AOT)
