@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -19,15 +20,18 @@ try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
-try:
-    from torch._higher_order_ops.scan import scan, scan_op
-
-    scan_operator: Any = scan
-    flat_scan_operator: Any = scan_op
-    """Of a function of the tensors of the carry, of a slice, and of those that stay the same."""
-except ImportError:
-    scan_operator = None
-    flat_scan_operator = None
+scan_operator: Any = None
+flat_scan_operator: Any = None
+"""Of a function of the tensors of the carry, of a slice, and of those that stay the same."""
+# Earlier ones have an operator that cannot be compiled again.
+if torch.__version__ >= (2, 11):  # type: ignore[operator]
+    try:
+        from torch._higher_order_ops.scan import scan, scan_op
+    except ImportError:
+        pass
+    else:
+        scan_operator = scan
+        flat_scan_operator = scan_op
 
 
 def layout(tensor: Tensor) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
     """A loop over the first dimension of `xs`, as `jax.lax.scan`.
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
-    steps. Otherwise, and if PyTorch lacks this operator, it is a Python loop. The function gets
+    steps. Otherwise, and before PyTorch 2.11, it is a Python loop. The function gets
     copies and may write to them. Gradients flow, but not through steps of envs.
 
     Args:
