@@ -445,3 +445,13 @@ def test_transformed_space_keeps_the_order_of_keys(make_dict):
     env = one_env(make_dict)
     normal = tw.TransformedEnv(env, T.NormalizeObservation()).single_observation_space
     assert list(normal) == list(env.single_observation_space)
+
+
+@each_layer
+@each_hook
+def test_first_result_without_a_batch_size_is_refused(make, hook):
+    def change(td):
+        return TensorDict(td.to_dict(), [])
+
+    with pytest.raises(REFUSED, match=f"^{OWNER}{hook}.*batch size"):
+        tw.rollout(make(change, hook, 3), None, 5)
