@@ -561,3 +561,13 @@ def test_key_that_a_reset_adds_is_refused_instead_of_dropped():
     env = tw.TransformedEnv(ScriptedEnv(2), Adds())
     with pytest.raises(ValueError, match="goal"):
         env.reset()
+
+
+@pytest.mark.parametrize("mask", [[False, False], [True, False], [True, True]], ids=str)
+def test_root_of_a_masked_reset_shares_no_memory_with_the_last_one(mask):
+    env = ScriptedEnv(2)
+    last = env.reset()
+    root = env.reset(mask=torch.tensor(mask))
+    before = last.clone()
+    root["observation"].fill_(-1)
+    assert_same(last, before)

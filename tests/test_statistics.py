@@ -363,3 +363,15 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     parts = first["snapshot"]["buffers"], second["snapshot"]["buffers"]
     for key, value in checkpoint["env"].items():
         assert all(torch.equal(part[key], value) for part in parts)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_refused_sums_change_nothing_in_a_module_of_the_user(value):
+    agent = torch.nn.ModuleDict({"statistics": RunningMeanStd((2,))})
+    agent["statistics"].update(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+    before = TensorDict(agent.state_dict(), []).clone()
+    state = agent.state_dict()
+    state["statistics.squares"] = torch.full((2,), value, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"statistics\.squares must"):
+        agent.load_state_dict(state)
+    assert_same(TensorDict(agent.state_dict(), []), before)

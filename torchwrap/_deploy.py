@@ -405,10 +405,14 @@ class _Function:
 
     @functools.cached_property
     def _copy(self) -> FunctionType:
-        function = self.function
-        variables = {**function.__globals__, **self.variables}
-        variables.pop("__name__", None)  # by which Dynamo would find the original variables
+        function: Any = self.function
         code = function.__code__
+        # Without `__name__`, by which Dynamo would find the original variables.
+        variables = {"__builtins__": function.__builtins__}
+        for name in policies.global_names(code):
+            if name in function.__globals__:
+                variables[name] = function.__globals__[name]
+        variables.update(self.variables)
         cells = []
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             cells.append(CellType(self.variables[name]) if name in self.variables else cell)

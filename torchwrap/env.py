@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -331,14 +332,13 @@ class Env(BatchedModule):
         self, rows: RowMask, last: TensorDict | None, options: Options | None = None
     ) -> Root:
         """Starts new episodes in some rows. The others keep what they have in the last root."""
-        observation: Value
-        if last is None:
-            observation = self._run("_reset", rows, options or None)["observation"]
+        if last is not None and not rows.any():
+            observation = last["observation"]
         else:
-            observation = spaces.to_device(last["observation"], self.device)  # it may have moved
-            if rows.any():
-                initial = self._run("_reset", rows, options or None)["observation"]
-                observation = rows.where(initial, observation)
+            observation = self._run("_reset", rows, options or None)["observation"]
+        if last is not None:  # perhaps from before `env.to(device)`
+            previous = spaces.to_device(last["observation"], self.device)
+            observation = rows.where(observation, previous)
         return {"observation": observation, **policy.reset(self.signature, rows, last)}
 
     def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
@@ -735,11 +735,15 @@ class Env(BatchedModule):
 
     def _check_root(self, owner: str, root: TensorDict) -> None:
         """Raises unless rows of the last root, as the user left it, can be kept."""
-        for name, like in self._root_like(torch.device("meta")).items():
-            needed = layout(like)
+        for name, needed in self._root_layouts.items():
             got = layout(root[name])
             if got != needed:
                 raise ValueError(refusal(owner, f"{name} of the last root must be {needed}", got))
+
+    @functools.cached_property
+    def _root_layouts(self) -> dict[str, Any]:
+        root = self._root_like(torch.device("meta"))
+        return {name: layout(value) for name, value in root.items()}
 
     def _root_like(self, device: torch.device) -> dict[str, Any]:
         """The entries of a snapshot's root, with any values."""

@@ -333,7 +333,7 @@ def variables_of(function: types.FunctionType) -> dict[str, Any]:
     Modules of Python and functions of other files are left out.
     """
     found = dict(inspect.getclosurevars(function).nonlocals)
-    for name in _global_names(function.__code__):
+    for name in global_names(function.__code__):
         if name in function.__globals__:
             found.setdefault(name, function.__globals__[name])
     for name, value in list(found.items()):
@@ -346,11 +346,11 @@ def variables_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 @functools.lru_cache  # because a compiled collector looks for modules in each call
-def _global_names(code: types.CodeType) -> list[str]:
+def global_names(code: types.CodeType) -> list[str]:
     """The globals that code or a function in it names."""
     instructions = dis.get_instructions(code)
     names = [part.argval for part in instructions if part.opname == "LOAD_GLOBAL"]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names += _global_names(constant)
+            names += global_names(constant)
     return names

@@ -408,7 +408,7 @@ def check_layer(
         must = f"result must be a TensorDict of batch size ({num_envs},)"
         raise TypeError(refusal(owner, must, getattr(td, "batch_size", type(td))))
     dtypes = _STEP_DTYPES if flags else {}
-    missing = {"observation", *dtypes} - set(td.keys())
+    missing = [key for key in ("observation", *dtypes) if key not in td.keys()]
     if missing:
         raise ValueError(refusal(owner, f"result must have {missing} too", sorted(td.keys())))
     space = signature.single_observation_space

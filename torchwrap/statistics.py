@@ -234,16 +234,19 @@ class RunningMeanStd(BatchedModule):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         errors = args[-1]
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if errors or self.count.is_meta:
-            return
-        for name, value in self.state_dict().items():
+        names = list(self.state_dict())
+        for name in names:
+            value = state_dict.get(prefix + name)
             least = 0 if name in ("squares", "count") else -math.inf
+            if not isinstance(value, Tensor) or value.is_meta:
+                continue
             fits = (value >= least) & value.isfinite()
             if not fits.all():
                 must = f"{prefix}{name} must be finite, and at least 0 for squares and count"
                 errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
-        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if not errors and all(prefix + name in state_dict for name in names):
             with torch.inference_mode():  # allows writes to every buffer
                 self.synced.copy_(self.sums())  # every process loads the same statistics
 

@@ -39,6 +39,11 @@ def with_policy_state(env, td):
     return td
 
 
+def act(env, action, *roots):
+    for root in roots:
+        with_policy_state(env, root.set("action", action.clone()))
+
+
 def assert_agrees(make, num_steps, tolerance=0.0, step=None, reset=None):
     """The verbs of an env and the functions of another one return the same. Returns the flags."""
     env, sampler = make(), make()
@@ -52,9 +57,7 @@ def assert_agrees(make, num_steps, tolerance=0.0, step=None, reset=None):
     assert_same(td, expected_td, tolerance)
     flags = []
     for index in range(num_steps):
-        action = actions[index % 23]
-        for root in (td, expected_td):
-            with_policy_state(env, root.set("action", action.clone()))
+        act(env, actions[index % 23], td, expected_td)
         expected, expected_td = env.step(expected_td)
         state, transition, td = step(state, td)
         assert_same(transition, expected, tolerance)
@@ -193,9 +196,7 @@ def test_compiled_step_agrees_with_a_compiled_env(name):
     sampler = stack(name)
     sampler.reset(seed=1)
     for _ in range(30):
-        action = sampler.sample_action()
-        for root in (td, env_td):
-            with_policy_state(env, root.set("action", action.clone()))
+        act(env, sampler.sample_action(), td, env_td)
         expected, env_td = env.step(env_td)
         state, transition, td = step(state, td)
         assert_same(transition, expected, AOT)

@@ -402,3 +402,22 @@ def test_spec_and_state_dict_make_another_env_with_the_learned_state():
     new.load_state_dict(env.state_dict())
     assert_same(state_of(new), state_of(env))
     assert new.num_envs == 3
+
+
+class Counts(T.Transform):
+    """Has extra state, which is no tensor."""
+
+    number = 0
+
+    def get_extra_state(self):
+        return {"number": self.number}
+
+    def set_extra_state(self, state):
+        self.number = state["number"]
+
+
+def test_extra_state_of_a_transform_is_loaded():
+    env, other = (tw.TransformedEnv(ScriptedEnv(2), Counts()) for _ in range(2))
+    env.transforms[0].number = 7
+    other.load_state_dict(env.state_dict())
+    assert other.transforms[0].number == 7

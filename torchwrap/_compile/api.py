@@ -25,7 +25,12 @@ Target = TypeVar("Target", Env, Collector)
 
 
 @torch.no_grad()
-def compile(target: Target, backend: str = "inductor", options: Options | None = None) -> Target:
+def compile(
+    target: Target,
+    *,
+    backend: str = "inductor",
+    options: Options | None = None,
+) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs.
 
     Results agree with eager mode up to rounding. A graph reads and writes the buffers and

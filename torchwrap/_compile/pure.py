@@ -200,7 +200,6 @@ class PureEnv:
 
     def _function(self, function: Function, inputs: Inputs, *values: Nested) -> PureFunction:
         """A function of the env's tensors. What it writes belongs to the state."""
-
         pure_function = PureFunction(without_generators(function), inputs, values)
         paths = list(inputs.places)
         for index in pure_function.written:

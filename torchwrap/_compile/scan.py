@@ -16,7 +16,13 @@ from torchwrap._core.errors import refusal
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def scan(function: Step, carry: Any, xs: Any, reverse: bool = False) -> Any:
+def scan(
+    function: Step,
+    carry: Any,
+    xs: Any,
+    *,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
     """A loop over the first dimension of `xs`, as `jax.lax.scan`.
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of

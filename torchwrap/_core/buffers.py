@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -188,9 +189,12 @@ class BatchedModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
-        tensors: dict[str, Tensor] = self.state_dict(keep_vars=True)
-        for path in self._paths("_state_buffer_names"):
-            tensors[path] = self.get_buffer(path)
+        loaded = self.state_dict().keys() | self._paths("_state_buffer_names")
+        held = chain(
+            self.named_parameters(remove_duplicate=False),
+            self.named_buffers(remove_duplicate=False),
+        )
+        tensors = {path: tensor for path, tensor in held if path in loaded}
         values = {path: tensor.detach().clone() for path, tensor in tensors.items()}
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)

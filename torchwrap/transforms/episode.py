@@ -149,9 +149,9 @@ class RecordEpisodeStatistics(Transform):
     ) -> TensorDict:
         length = self.running_length
         is_finished = mask.column & (length > 0)  # an episode without a step does not count
+        finished = is_finished.squeeze(1)
         # A row more than there are envs: Inductor of PyTorch 2.11 fails where a long scan is fused
         # with a reduction of as many rows.
-        finished = is_finished.squeeze(1)
         counts = torch.cat([self.count, finished]).cumsum(0)
         slots = torch.where(finished, counts[:-1] % self.ring_size, self.ring_size)
         episodes = torch.cat([self.running_return, length.double(), self.running_metrics], 1)

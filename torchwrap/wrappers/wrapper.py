@@ -142,6 +142,7 @@ class Wrapper(Env):
         return steps
 
     def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
+        # The outermost layer that changes observations can show the new time. Those below get None.
         root = below = observation
         for part in self._parts():
             if _changes_observations(part):
