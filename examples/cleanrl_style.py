@@ -3,9 +3,8 @@
 python examples/cleanrl_style.py                        CartPole-v1, discrete actions
 python examples/cleanrl_style.py --env-id Pendulum-v1   continuous actions, with normalization
 
-Only `make_envs` uses torchwrap; the networks are those of ppo_presets.py. The rest takes any
-`gymnasium.vector.VectorEnv` in same-step auto-reset with episode statistics. A truncated episode is
-bootstrapped from `infos["final_obs"]`.
+Only `make_envs` uses torchwrap: the rest takes any `gymnasium.vector.VectorEnv` in same-step
+auto-reset with episode statistics. A truncated episode is bootstrapped from `infos["final_obs"]`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from ppo_presets import Agent
 from torch import Tensor, nn, optim
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -90,6 +89,37 @@ def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
     return tw.to_gymnasium(tw.TransformedEnv(env, *transforms))
 
 
+def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    layers = [*hidden, nn.Linear(64, outputs)]
+    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+class Agent(nn.Module):
+    def __init__(self, envs: gymnasium.vector.VectorEnv) -> None:
+        super().__init__()
+        inputs = envs.single_observation_space.shape[0]
+        space = envs.single_action_space
+        self.discrete = isinstance(space, gymnasium.spaces.Discrete)
+        outputs = int(space.n) if self.discrete else space.shape[0]
+        self.critic = mlp(inputs, 1, std=1.0)
+        self.actor = mlp(inputs, outputs, std=0.01)
+        self.logstd = nn.Parameter(torch.zeros(outputs))
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs).squeeze(-1)
+
+    def policy(self, obs: Tensor) -> Distribution:
+        out = self.actor(obs)
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        normal = Normal(out, self.logstd.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
+
+
 def to_tensor(array: np.ndarray) -> Tensor:
     return torch.as_tensor(array, dtype=torch.float32)
 
@@ -133,10 +163,10 @@ def main(args: Args) -> dict[str, float]:
         for step in range(args.num_steps):
             obs[step] = to_tensor(next_obs)
             with torch.no_grad():
-                policy = agent.get_distribution(obs[step])
+                policy = agent.policy(obs[step])
                 actions[step] = policy.sample()
                 logprobs[step] = policy.log_prob(actions[step])
-                values[step] = agent.get_value(obs[step])
+                values[step] = agent.value(obs[step])
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step].numpy())
             rewards[step] = to_tensor(reward)
             dones[step] = torch.from_numpy(terminated | truncated)
@@ -144,7 +174,7 @@ def main(args: Args) -> dict[str, float]:
             if len(cut) > 0:  # there, next_obs belongs to a new episode
                 final_obs = np.stack(infos["final_obs"][cut])
                 with torch.no_grad():
-                    final_values = agent.get_value(to_tensor(final_obs))
+                    final_values = agent.value(to_tensor(final_obs))
                 rewards[step, torch.from_numpy(cut)] += args.gamma * final_values
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
@@ -152,7 +182,7 @@ def main(args: Args) -> dict[str, float]:
         with torch.no_grad():
             advantages = torch.zeros(shape)
             ahead = torch.zeros(args.num_envs)
-            next_value = agent.get_value(to_tensor(next_obs))
+            next_value = agent.value(to_tensor(next_obs))
             for step in reversed(range(args.num_steps)):
                 next_value = torch.where(dones[step], 0, next_value)
                 ahead = torch.where(dones[step], 0, ahead)
@@ -167,13 +197,13 @@ def main(args: Args) -> dict[str, float]:
             for rows in torch.randperm(batch_size).chunk(args.num_minibatches):
                 minibatch = [value[rows] for value in batch]
                 mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_targets = minibatch
-                policy = agent.get_distribution(mb_obs)
+                policy = agent.policy(mb_obs)
                 ratio = (policy.log_prob(mb_actions) - mb_logprobs).exp()
                 std = mb_advantages.std(correction=0) + 1e-8
                 mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped).mean()
-                v_loss = 0.5 * (agent.get_value(mb_obs) - mb_targets).square().mean()
+                v_loss = 0.5 * (agent.value(mb_obs) - mb_targets).square().mean()
                 loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * policy.entropy().mean()
                 optimizer.zero_grad()
                 loss.backward()

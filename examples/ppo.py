@@ -284,78 +284,47 @@ def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
     return episodes["episode_return"].mean().item()
 
 
-class Processes:
-    """The processes that train together: one. ppo_distributed.py has more."""
-
-    rank = 0
-    number = 1
-    compute_gradients = staticmethod(compute_gradients)
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, on rank 0."""
-        return [value]
-
-
-def train(args: Args, make: Make, processes: Processes) -> dict[str, Any]:
+def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
+    if "LOCAL_RANK" in os.environ:
+        raise RuntimeError("ppo.py: must be one process. Give torchrun ppo_distributed.py.")
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
     fill_in(args, make)
-    num_envs, rest = divmod(args.num_envs, processes.number)
-    if rest:
-        fault = f"--num-envs must be a multiple of {processes.number} processes"
-        raise ValueError(f"ppo_distributed.py: {fault}, got {args.num_envs}.")
-    env = make_env(args, num_envs, make, first_index=processes.rank * num_envs)
+    env = make_env(args, args.num_envs, make)
     agent = Agent(env).to(args.device)
-    if processes.rank > 0:  # the same network, but other actions
-        torch.manual_seed(args.seed + 1_000_003 * processes.rank)
     optimizer = make_optimizer(agent, args)
     collect = make_collector(env, agent, args)
     log = Log(args, env, start_time)
     to_batch = make_batch
-    gradients = processes.compute_gradients
+    gradients = compute_gradients
     if args.compile:
-        to_batch, gradients = compiled(collect, make_batch, gradients)
+        to_batch, gradients = compiled(collect, make_batch, compute_gradients)
         log.compile_seconds = log.seconds()
     td = env.reset(seed=args.seed)
-    checkpoint = Checkpoint(args, env, agent, optimizer, log, processes.number)
+    checkpoint = Checkpoint(args, env, agent, optimizer, log)
     if args.resume:
-        td = checkpoint.load(td, processes.rank)
-    if processes.rank == 0:
-        log.start()
-    window = -(-100 // processes.number)  # 100 episodes of all processes
+        td = checkpoint.load(td)
+    log.start()
     for iteration in range(log.first_iteration, log.num_iterations):
         lr = args.learning_rate
         if args.anneal_lr:
             lr *= 1.0 - iteration / log.num_iterations
         optimizer.param_groups[0]["lr"] = lr
         data, td = collect(td)
-        tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
         stats = update(agent, optimizer, batch, args, gradients)
+        log.record(iteration, log.statistics.return_queue)
+        log.write_scalars(iteration, data, batch, stats, lr)
 
-        returns = processes.gather(log.statistics.return_queue[-window:].cpu())
-        is_save = log.is_save(iteration)
-        states = processes.gather(checkpoint.process_state()) if is_save else []
-        if processes.rank == 0:
-            log.record(iteration, torch.cat(returns))
-            log.write_scalars(iteration, data, batch, stats, lr)
-            if is_save:
-                checkpoint.save(iteration, states)
-    metrics = {}
-    if processes.rank == 0:
-        metrics = log.close(processes.number)
-        metrics["eval_mean_return"] = evaluate(args, env, agent, make)
-        log.write(metrics)
+        if log.is_save(iteration):
+            checkpoint.save(iteration, [checkpoint.process_state()])
+    metrics = log.close()
+    metrics["eval_mean_return"] = evaluate(args, env, agent, make)
+    log.write(metrics)
     env.close()
     return metrics
-
-
-def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
-    if "LOCAL_RANK" in os.environ:
-        raise RuntimeError("ppo.py: must be one process. Give torchrun ppo_distributed.py.")
-    return train(args, make, Processes())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Flags and results are those of ppo.py. The process of rank 0 writes and evaluate
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 import tyro
 from ppo import Args, Batch
-from ppo_presets import Agent, Make
+from ppo_output import Checkpoint, Log
+from ppo_presets import Agent, Make, fill_in
 from torch import Tensor, nn
 
 import torchwrap as tw
@@ -46,17 +48,67 @@ def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> B
     return stats
 
 
-class Processes(ppo.Processes):
-    compute_gradients = staticmethod(compute_gradients)
+def gather(value: object, rank: int) -> list[Any]:
+    """The values of all processes, on rank 0."""
+    values = [None] * dist.get_world_size() if rank == 0 else None
+    dist.gather_object(value, values)
+    return values or []
 
-    def __init__(self, rank: int, number: int) -> None:
-        self.rank = rank
-        self.number = number
 
-    def gather(self, value: Any) -> list[Any]:
-        values = [None] * self.number if self.rank == 0 else None
-        dist.gather_object(value, values)
-        return values or []
+def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
+    start_time = time.perf_counter()
+    torch.manual_seed(args.seed)
+    if args.device == "cpu":
+        torch.set_num_threads(args.num_threads)
+    fill_in(args, make)
+    num_envs = args.num_envs // world_size
+    if num_envs * world_size != args.num_envs:
+        fault = f"--num-envs must be a multiple of {world_size} processes, got {args.num_envs}"
+        raise ValueError(f"ppo_distributed.py: {fault}.")
+    env = ppo.make_env(args, num_envs, make, first_index=rank * num_envs)
+    agent = Agent(env).to(args.device)
+    if rank > 0:  # the same network, but other actions
+        torch.manual_seed(args.seed + 1_000_003 * rank)
+    optimizer = ppo.make_optimizer(agent, args)
+    collect = ppo.make_collector(env, agent, args)
+    log = Log(args, env, start_time)
+    to_batch = ppo.make_batch
+    gradients = compute_gradients
+    if args.compile:
+        to_batch, gradients = ppo.compiled(collect, ppo.make_batch, compute_gradients)
+        log.compile_seconds = log.seconds()
+    td = env.reset(seed=args.seed)
+    checkpoint = Checkpoint(args, env, agent, optimizer, log, world_size)
+    if args.resume:
+        td = checkpoint.load(td, rank)
+    if rank == 0:
+        log.start()
+    window = -(-100 // world_size)  # 100 episodes of all processes
+    for iteration in range(log.first_iteration, log.num_iterations):
+        lr = args.learning_rate
+        if args.anneal_lr:
+            lr *= 1.0 - iteration / log.num_iterations
+        optimizer.param_groups[0]["lr"] = lr
+        data, td = collect(td)
+        tw.sync_statistics(env)
+        batch = to_batch(agent, data.to_dict(), args)
+        stats = ppo.update(agent, optimizer, batch, args, gradients)
+
+        returns = gather(log.statistics.return_queue[-window:].cpu(), rank)
+        is_save = log.is_save(iteration)
+        states = gather(checkpoint.process_state(), rank) if is_save else []
+        if rank == 0:
+            log.record(iteration, torch.cat(returns))
+            log.write_scalars(iteration, data, batch, stats, lr)
+            if is_save:
+                checkpoint.save(iteration, states)
+    metrics = {}
+    if rank == 0:
+        metrics = log.close(world_size)
+        metrics["eval_mean_return"] = ppo.evaluate(args, env, agent, make)
+        log.write(metrics)
+    env.close()
+    return metrics
 
 
 def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
@@ -73,7 +125,7 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     store = dist.PrefixStore(f"restart {restart}", store)
     dist.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        return ppo.train(args, make, Processes(rank, world_size))
+        return train(args, make, rank, world_size)
     finally:
         dist.destroy_process_group()
 

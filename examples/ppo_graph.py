@@ -98,7 +98,8 @@ class Agent(nn.Module):
         self.shapes = {name: value.shape for name, value in self.named_parameters()}
 
     def forward(self, observation: Tensor) -> tuple[Distribution, Tensor]:
-        out, value = self.actor(observation), self.critic(observation).squeeze(-1)
+        out = self.actor(observation)
+        value = self.critic(observation).squeeze(-1)
         if self.discrete:
             return Categorical(logits=out, validate_args=False), value
         normal = Normal(out, self.logstd.exp(), validate_args=False)
@@ -210,14 +211,17 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     stack = torch.stack if many else lambda values, dim=0: values[0]
     env = make_env(args, make)
     pure = tw.pure(env)
-    vectors, states, generators = [], [], []
+    vectors = []
+    states = []
+    generators = []
     for seed in range(args.seed, args.seed + args.num_seeds):
         torch.manual_seed(seed)
         agent = Agent(env).to(args.device)
         vectors.append(nn.utils.parameters_to_vector(agent.parameters()).detach())
         states.append(pure.init(seed)[0])
         generators.append(torch.Generator(args.device).manual_seed(seed))
-    state, params = stack(states), stack(vectors)
+    state = stack(states)
+    params = stack(vectors)
     adam = {"params": params, "mean": torch.zeros_like(params), "square": torch.zeros_like(params)}
     adam["count"] = torch.zeros(params.shape[:-1], device=args.device)
     hyper = {}
@@ -228,7 +232,8 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     iterate = make_iteration(args, pure, agent)
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
-    learning_rate, curve = hyper["learning_rate"], []
+    learning_rate = hyper["learning_rate"]
+    curve = []
     for iteration in trange(num_iterations):
         hyper["learning_rate"] = learning_rate * (1 - iteration / num_iterations)
         noise, rows = zip(*[draw(args, agent, generator) for generator in generators])
@@ -267,7 +272,8 @@ def plot(args: Args, curve: Tensor, batch_size: int) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     known = ~curve.isnan().any(1)  # in the other iterations, a seed ended no episode
-    steps, curve = batch_size * (1 + known.nonzero().squeeze(1)), curve[known]
+    steps = batch_size * (1 + known.nonzero().squeeze(1))
+    curve = curve[known]
     axes.plot(steps, curve.mean(1))
     axes.fill_between(steps, curve.amin(1), curve.amax(1), alpha=0.2)
     axes.set(title=f"PPO on {args.env_id}", xlabel="env steps", ylabel="mean episode return")

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import tyro
 from helpers import EXAMPLES
 
 import torchwrap as tw
@@ -32,6 +33,13 @@ def test_another_number_of_envs_keeps_the_batch():
     assert run["env_steps"] == 32 * 64
 
 
+def test_example_parses_flags():
+    command = "--env-id Pendulum-v1 --num-envs 3 --seed 7 --total-timesteps 11"
+    args = tyro.cli(example.Args, args=command.split())
+    expected = example.Args(env_id="Pendulum-v1", num_envs=3, seed=7, total_timesteps=11)
+    assert args == expected
+
+
 def test_example_documents_each_flag():
     (body,) = [node.body for node in ast.parse(SOURCE).body if getattr(node, "name", "") == "Args"]
     documented = []
@@ -42,15 +50,15 @@ def test_example_documents_each_flag():
 
 
 def test_example_is_short():
-    assert len(SOURCE.splitlines()) <= 210
+    assert len(SOURCE.splitlines()) <= 240
 
 
 # Episodes of one step have reward 1, initial observation 0 and final observation 1, of value 18.
 @pytest.mark.parametrize("ending, value", [("terminated", 1.0), ("truncated", 10.0), ("both", 1.0)])
 def test_example_bootstraps_truncated_episodes_alone(monkeypatch, ending, value):
     class Agent(example.Agent):
-        def get_value(self, obs):
-            return 18.0 * obs[..., 0] + 0 * super().get_value(obs)
+        def value(self, obs):
+            return 18.0 * obs[..., 0] + 0 * super().value(obs)
 
     actions = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     env = ScriptedEnv(1, (1,), episode_lengths=1, ending=ending, action_space=actions)

@@ -19,6 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from helpers import load_example
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecFrameStack
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
@@ -250,6 +251,23 @@ def test_histories_of_terms():
         action = raw.sample_action()
         found = env.step(action)[1]["observation"]
         frames = [*frames[1:], raw.step(action)[1]["observation"]]
+
+
+# 1 line; Stable-Baselines3: 1, `VecFrameStack(venv, 4)`; `test_history.py` compares its frames.
+def test_images_for_a_cnn():
+    image = Box(0, 255, (36, 36, 1), np.uint8)
+    env = ScriptedEnv(2, observation_space=image, action_space=Discrete(2))
+    frames = T.FrameStackObservation(4, padding_type="zero", axis=-1)
+    venv = to_sb3(tw.TransformedEnv(env, frames))
+    assert venv.observation_space == VecFrameStack(to_sb3(env), 4).observation_space
+    PPO(
+        "CnnPolicy",
+        venv,
+        n_steps=4,
+        batch_size=8,
+        n_epochs=1,
+        device="cpu",
+    ).learn(8)
 
 
 # 1 line, `python examples/ppo.py --env-id own:Own-v0 --metrics is_success max`; SB3: 1.

@@ -182,6 +182,16 @@ def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
     assert rows["action"][~rows["is_first"]].tolist() == actions.tolist()
 
 
+def test_sequences_hold_each_reward_and_each_end():
+    env = ScriptedEnv(2, (1,), (3, 2), ending="terminated")
+    data, _ = tw.rollout(env, None, 5, env.reset(seed=0))
+    first, second = sequences(data)
+    assert first["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert first["reward"].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert first["terminated"].nonzero().flatten().tolist() == [3, 6]
+    assert second["reward"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+
+
 BUFFERS = {
     "ring": lambda: ReplayBuffer(40, 0.9),
     "frames": lambda: FrameReplayBuffer(2, 40, 0.9),
