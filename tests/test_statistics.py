@@ -327,9 +327,7 @@ def test_processes_average_their_gradients(processes):
 
 
 def train(rank, group, folder):
-    script = load_example("ppo_distributed")
-    ppo = load_example("ppo")
-    processes = script.Processes(rank, 4)
+    ppo = load_example("ppo_distributed")
     args = ppo.Args(
         num_envs=12,
         num_steps=16,
@@ -341,8 +339,8 @@ def train(rank, group, folder):
     )
     args.normalize, args.target_kl = True, 1.0
     with pytest.raises(ValueError, match="--num-envs"):
-        ppo.train(ppo.Args(num_envs=5), tw.make, processes)
-    return ppo.train(args, tw.make, processes)
+        ppo.train(ppo.Args(num_envs=5), tw.make, rank, 4)
+    return ppo.train(args, tw.make, rank, 4)
 
 
 def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
