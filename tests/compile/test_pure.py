@@ -330,6 +330,17 @@ class HiddenState(T.RewardTransform):
         return reward + self.steps
 
 
+class SharesMemory(T.RewardTransform):
+    def setup(self, signature):
+        self.register_env_buffer("counts", torch.zeros(signature.num_envs, 2))
+        self.register_env_buffer("first", self.counts[:, :1])
+        return signature
+
+    def reward(self, reward):
+        self.counts.add_(1)
+        return reward + self.first
+
+
 class Branches(T.RewardTransform):
     def reward(self, reward):
         return reward if reward.sum() > 0 else -reward
@@ -343,6 +354,7 @@ REFUSED_ENVS = {
     "no env": (lambda: T.TimeLimit(3), TypeError, "env must be an Env, got TimeLimit"),
     "simulator": (gymnasium_cartpole, ValueError, "env must not be"),
     "hidden buffer": (lambda: on_scripted(HiddenState()), ValueError, "HiddenState.steps must"),
+    "shared memory": (lambda: on_scripted(SharesMemory()), ValueError, "buffers of env must not"),
     "host": (lambda: on_scripted(Branches()), ValueError, "Branches.reward.* reads values"),
 }
 
