@@ -317,6 +317,16 @@ def test_vmap_over_seeds_equals_single_calls(wrap):
     assert all((value[0] != value[1]).any() for value in totals)
 
 
+def test_vmap_does_not_loop_over_seeds(capfd):
+    env = tw.make("CartPole-v1", NUM_ENVS)
+    pure = tw.pure(tw.TransformedEnv(env, T.StickyAction(0.5), T.NormalizeObservation()))
+    states, _ = torch.vmap(pure.init)(torch.arange(3))
+    actions = torch.zeros(3, NUM_ENVS, dtype=torch.int64)
+    states, _, _ = torch.vmap(pure.step)(states, actions)
+    torch.vmap(pure.reset)(states)
+    assert "performance drop" not in capfd.readouterr().err  # PyTorch's warning, from C++
+
+
 # Refusals.
 
 

@@ -286,7 +286,7 @@ def _check_tensor(
         raise ValueError(refusal(owner, must, got))
 
 
-# `torch.vmap` has no rule of its own for these two operators, and would loop over the seeds.
+# `torch.vmap` has no rules of its own for these operators, and would loop over the seeds.
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -300,6 +300,7 @@ def _masked_fill(tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 _DECOMPOSITIONS: Any = {
     torch.ops.aten.copy.default: _copy,
+    torch.ops.aten.fill.Scalar: torch.full_like,
     torch.ops.aten.masked_fill.Tensor: _masked_fill,
 }
 
