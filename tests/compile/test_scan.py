@@ -259,3 +259,12 @@ def test_output_that_changes_is_refused():
 
     with pytest.raises(ValueError, match=r"output\['a'\] must be"):
         scan(step, ZERO, XS)
+
+
+def test_last_carry_takes_no_other_graph(graphs):
+    def body(carry, x):
+        return {"b": carry["b"] + x, "a": carry["a"]}, x
+
+    run = torch.compile(lambda carry: scan(body, carry, XS)[0], fullgraph=True, backend="counting")
+    run(run({"b": ZERO, "a": ZERO + 1}))
+    assert len(graphs) == 1
