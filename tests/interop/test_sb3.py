@@ -31,6 +31,7 @@ from stable_baselines3.common.vec_env import (
     VecMonitor,
     VecNormalize,
     VecTransposeImage,
+    sync_envs_normalization,
 )
 
 import torchwrap as tw
@@ -340,6 +341,13 @@ def test_callbacks_save_and_copy_the_statistics_of_the_env(trained):
         loaded.norm_reward = False
     with pytest.raises(TypeError, match=r"VecNormalize\.load"):
         VecNormalize.load(path, DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
+
+
+def test_statistics_of_a_loaded_env_are_copied_to_one_for_evaluation(trained):
+    env, _, path = trained
+    evaluation = to_sb3(make_normalized(2))
+    sync_envs_normalization(VecNormalize.load(path, to_sb3(make_normalized(3))), evaluation)
+    torch.testing.assert_close(evaluation.unwrapped.env.state_dict(), env.state_dict())
 
 
 def wrapped(venv, path):

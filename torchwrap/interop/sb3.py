@@ -292,7 +292,8 @@ class SB3LearningVecEnv(VecEnvWrapper):
             must = "venv must be from to_sb3, as the saved one"
             raise TypeError(refusal("VecNormalize.load", must, venv))
         base.env.load_state_dict(self.learned)
-        super().__init__(venv)
+        # `sync_envs_normalization` needs as many wrappers as an env for evaluation has.
+        super().__init__(venv.venv if isinstance(venv, SB3LearningVecEnv) else venv)
 
 
 def _load(learned: dict[str, Tensor]) -> SB3LearningVecEnv:
