@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import dqn
 import gymnasium
 import numpy as np
+import ppo_output
 import pytest
 import sac
 import torch
@@ -174,9 +175,9 @@ def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
     env = tw.make("CartPole-v1", 1, backend="gymnasium")
     data, _ = tw.rollout(env, None, num_steps, env.reset(seed=0))
     actions = data["action"][0].numpy()
-    names = ("observation", "reward", "terminated", "is_first")
+    names = ("observation", "reward", "is_terminal", "is_first")
     (rows,) = sequences(data)
-    assert rows["terminated"].sum() >= 2
+    assert rows["is_terminal"].sum() >= 2
     for name, expected in zip(names, play_gymnasium(actions), strict=True):
         np.testing.assert_array_equal(rows[name].numpy(), expected)
     assert rows["action"][~rows["is_first"]].tolist() == actions.tolist()
@@ -188,7 +189,7 @@ def test_sequences_hold_each_reward_and_each_end():
     first, second = sequences(data)
     assert first["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
     assert first["reward"].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert first["terminated"].nonzero().flatten().tolist() == [3, 6]
+    assert first["is_terminal"].nonzero().flatten().tolist() == [3, 6]
     assert second["reward"].tolist() == [0, 1, 2, 0, 1, 2, 3]
 
 
@@ -334,6 +335,76 @@ def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["eval_mean_return"] == metrics["eval_mean_return"]
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+
+
+RESUMED = [
+    pytest.param(dqn, {}, id="dqn"),
+    pytest.param(sac, {}, marks=pytest.mark.full, id="sac"),
+    pytest.param(
+        sac, {"torchrl_buffer": True, "n_step": 3}, marks=pytest.mark.full, id="sac, TorchRL"
+    ),
+]
+RESUMED_STEPS = {"total_timesteps": 128, "save_every": 64, "learning_starts": 48, "num_envs": 16}
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def train_and_kill(monkeypatch):
+    """Trains up to the first checkpoint."""
+    save = ppo_output.Checkpoint.save
+
+    def save_and_die(checkpoint, processes):
+        save(checkpoint, processes)
+        raise Killed
+
+    def train_and_kill(script, **arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(ppo_output.Checkpoint, "save", save_and_die)
+            with pytest.raises(Killed):
+                script.main(script.Args(**arguments))
+
+    return train_and_kill
+
+
+def read_checkpoint(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("script", "arguments"), RESUMED)
+def test_resumed_script_ends_in_the_same_state(tmp_path, train_and_kill, script, arguments):
+    if "torchrl_buffer" in arguments:
+        pytest.importorskip("torchrl")
+    arguments = {**RESUMED_STEPS, **arguments}
+    script.main(script.Args(out=tmp_path / "whole", **arguments))
+    train_and_kill(script, out=tmp_path / "killed", **arguments)
+    script.main(script.Args(out=tmp_path / "killed", resume=True, **arguments))
+    found, expected = (read_checkpoint(tmp_path / name) for name in ("killed", "whole"))
+    for state in (found, expected):
+        del state["run"]
+        state["log"]["curve"] = [point[:2] for point in state["log"]["curve"]]
+        del state["log"]["seconds"]
+        if "torchrl_buffer" in arguments:  # its storage is not initialized where it is not full
+            storage = state["buffer"]["buffer"].pop("_storage")
+            state["stored"] = {
+                key: value[: storage["_len"]] for key, value in storage["_storage"].items()
+            }
+    assert expected["log"]["updates"] >= 40
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.full
+def test_windows_end_where_a_script_resumes_on_a_host_simulator(tmp_path, train_and_kill):
+    arguments = {**RESUMED_STEPS, "env_id": "InvertedPendulum-v5", "out": tmp_path}
+    train_and_kill(sac, **arguments)
+    steps = read_checkpoint(tmp_path)["buffer"]["next"]["done"]
+    sac.main(sac.Args(**arguments, resume=True))
+    resumed = read_checkpoint(tmp_path)["buffer"]["next"]["done"]
+    assert not steps[-1].all()
+    assert resumed[len(steps) - 1].all()
+    assert len(resumed) == 2 * len(steps)
 
 
 @pytest.mark.parametrize(
