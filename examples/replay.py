@@ -89,7 +89,7 @@ def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
     says so of the first steps: bool, `(num_envs,)`.
     """
     successor = data["next"]
-    shared = [name for name in successor.keys() if name in data.keys()]
+    shared = [key for key in successor.keys(True, True) if key in data.keys(True)]
     reward, terminated, done = (successor[name].squeeze(-1) for name in FLAGS)
     rows = successor.select(*shared)
     rows["action"] = data["action"]
@@ -110,7 +110,7 @@ def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> 
     if isinstance(first, TensorDictBase):
         parts = [differs(first[key], second[key]) for key in first.keys()]
         return torch.stack(parts).any(0)
-    return (first != second).flatten(1).any(1) if first.dim() > 1 else first != second
+    return (first != second).reshape(len(first), -1).any(1)
 
 
 class ReplayBuffer:

@@ -11,8 +11,17 @@ import ppo_output
 import pytest
 import sac
 import torch
-from gymnasium.spaces import Box, Discrete
-from replay import FrameReplayBuffer, ReplayBuffer, TorchRLReplayBuffer, n_step_returns, sequences
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from replay import (
+    FrameReplayBuffer,
+    ReplayBuffer,
+    SequenceBuffer,
+    TorchRLReplayBuffer,
+    differs,
+    episodes,
+    n_step_returns,
+    sequences,
+)
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from torch import nn
 
@@ -120,6 +129,79 @@ def test_n_step_transitions_equal_stable_baselines3(n_step, sizes):
     assert len(found["discount"].unique()) > min(n_step, 2)
 
 
+# Windows of three steps from the three steps of one env, whose rewards are 1, 2, 3 up to the gap
+GAPS = {
+    "reset": lambda env: env.reset(seed=0),
+    "no gap": lambda env: env.restore(env.snapshot()),
+    "another place": lambda env: env.step(env.sample_action())[1],
+}
+
+
+@pytest.mark.parametrize(
+    ("gap", "returns", "discounts"),
+    [
+        pytest.param("reset", [2.75, 3.5, 3], [0.125, 0.25, 0.5], id="reset"),
+        pytest.param("no gap", [2.75, 4.5, 6.25], [0.125] * 3, id="no gap"),
+        pytest.param("another place", [2.75, 3.5, 3], [0.125, 0.25, 0.5], id="another place"),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [False, True], ids=["", "saved"])
+def test_no_window_crosses_to_data_that_does_not_continue(
+    tmp_path, gap, returns, discounts, is_saved
+):
+    env = ScriptedEnv(1, (1,), None)
+    buffer = ReplayBuffer(20, 0.5, n_step=3)
+    data, _ = tw.rollout(env, None, 3, env.reset(seed=0))
+    buffer.extend(data)
+    if is_saved:
+        buffer = saved_and_loaded(buffer, ReplayBuffer(20, 0.5, n_step=3), tmp_path)
+    data, _ = tw.rollout(env, None, 3, GAPS[gap](env))
+    buffer.extend(data)
+    found = buffer.get(torch.arange(3), torch.zeros(3).long())
+    assert found["reward"].tolist() == returns
+    assert found["discount"].tolist() == discounts
+
+
+def test_windows_end_in_the_envs_alone_that_do_not_continue():
+    env = ScriptedEnv(3, (1,), None)
+    buffer = ReplayBuffer(60, 0.5, n_step=2)
+    data, _ = tw.rollout(env, None, 1, env.reset(seed=0))
+    buffer.extend(data)
+    td = env.reset(mask=torch.tensor([False, True, False]))
+    data, _ = tw.rollout(env, None, 1, td)
+    buffer.extend(data)
+    found = buffer.get(torch.zeros(3).long(), torch.arange(3))
+    assert found["reward"].tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize("change", [0, 1], ids=["same", "another"])
+@pytest.mark.parametrize("kind", [Box(-9, 9, (2, 3)), Box(-9, 9, ()), Discrete(3)], ids=str)
+def test_observations_of_every_shape_are_compared(kind, change):
+    inner = Dict(a=kind, b=Tuple([kind]))
+    env = ScriptedEnv(4, observation_space=inner)
+    observation = env.reset(seed=0)["observation"]
+    other = observation.clone()
+    other["b", "0"][2] += change
+    assert differs(observation, other).tolist() == [False, False, bool(change), False]
+
+
+def test_data_of_another_number_of_envs_is_refused():
+    buffer = ReplayBuffer(20, 0.5)
+    for num_envs in (2, 3):
+        (data,) = collections(ScriptedEnv(num_envs), [1])
+        if num_envs == 3:
+            with pytest.raises(ValueError, match="2 envs"):
+                buffer.extend(data)
+        else:
+            buffer.extend(data)
+
+
+def saved_and_loaded(buffer, other, tmp_path):
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
+    return other
+
+
 def add_to_sb3(buffer, transition):
     successor = transition["next"]
     is_truncated = successor["truncated"] & ~successor["terminated"]
@@ -141,8 +223,8 @@ def test_single_frames_make_the_same_stacks(padding, n_step):
     env = tw.TransformedEnv(inner, T.FrameStackObservation(4, padding_type=padding))
     stacks = ReplayBuffer(5 * 20, 0.9, n_step)
     frames = FrameReplayBuffer(4, 5 * 20, 0.9, n_step, padding_type=padding)
-    _, *later = collections(env, [2, 7, 0, 1, 8, 11, 33])  # the buffers start in mid-episode
-    for data in later:
+    _, *later = collections(env, [2, 7, 0, 1, 8])  # the buffers start in mid-episode
+    for data in (*later, *collections(env, [11, 33])):  # a reset in mid-episode
         stacks.extend(data)
         frames.extend(data)
         found = samples(frames)
@@ -183,14 +265,166 @@ def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
     assert rows["action"][~rows["is_first"]].tolist() == actions.tolist()
 
 
-def test_sequences_hold_each_reward_and_each_end():
-    env = ScriptedEnv(2, (1,), (3, 2), ending="terminated")
-    data, _ = tw.rollout(env, None, 5, env.reset(seed=0))
-    first, second = sequences(data)
-    assert first["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert first["reward"].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert first["is_terminal"].nonzero().flatten().tolist() == [3, 6]
-    assert second["reward"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+A = (1, 0)
+B = (0, 1)
+
+# Episodes of 3, 1 and 2 steps: terminated, truncated, and both; then one that the data cuts. Env 1
+# begins with the one of 1 step, truncated, so that ends are staggered.
+STEPS = 7
+ROWS = {
+    "observation": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "reward": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "is_first": [1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0],
+    "is_last": [0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0],
+    "is_terminal": [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0],
+    "latent": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "action": [(0, 0), A, B, A, (0, 0), A, (0, 0), B, B, (0, 0), A],
+}
+ROWS_OF_ENV_1 = {
+    "observation": [1000, 1001, 1000, 1001, 1002, 1000, 1001, 1002, 1003, 1000, 1001],
+    "reward": [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1],
+    "is_first": [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0],
+    "is_last": [0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1],
+    "is_terminal": [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0],
+    "latent": [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1],
+    "action": [(0, 0), A, (0, 0), B, A, (0, 0), A, B, B, (0, 0), A],
+}
+
+
+def short_env(num_envs, lengths=(3, 1, 2)):
+    env = ScriptedEnv(num_envs, (1,), lengths, action_space=Discrete(2))
+    return tw.TransformedEnv(env, tw.PolicyState({"latent": ()}))
+
+
+def play(env, num_steps, td=None):
+    """Acts by a script. The latent state counts the observations of the episode."""
+    actions = iter([0, 1, 0, 0, 1, 1, 0] * num_steps)
+
+    def policy(td):
+        td["action"] = torch.full((env.num_envs,), next(actions))
+        td["next", "latent"] = td["latent"] + 1
+        return td
+
+    data, td = tw.rollout(env, policy, num_steps, td)
+    data["action"] = nn.functional.one_hot(data["action"], 2)
+    return data, td
+
+
+def values(rows):
+    columns = {name: rows[name].int().squeeze(-1).tolist() for name in ROWS if name != "action"}
+    return {**columns, "action": [tuple(row) for row in rows["action"].tolist()]}
+
+
+def test_sequences_hold_the_rows_of_short_episodes():
+    data, _ = play(short_env(2), STEPS)
+    assert [values(rows) for rows in sequences(data)] == [ROWS, ROWS_OF_ENV_1]
+
+
+def test_sequences_from_mid_episode_have_no_initial_row_there():
+    data, _ = play(short_env(1), STEPS)
+    (rows,) = sequences(data[:, 1:])  # `is_init` says so
+    assert values(rows) == {name: column[2:] for name, column in ROWS.items()}
+    (rows,) = sequences(data[:, 3:])  # an episode begins here
+    assert values(rows) == {name: column[4:] for name, column in ROWS.items()}
+
+
+def test_episodes_hold_the_transitions_of_short_episodes():
+    data, _ = play(short_env(2), STEPS)
+    found = episodes(data)
+    assert [len(episode) for episode in found] == [3, 1, 2, 1, 1, 2, 3, 1]
+    observations = [episode["observation"].flatten().tolist() for episode in found]
+    assert observations[:4] == [[0, 1, 2], [0], [0, 1], [0]]
+    assert observations[4:] == [[1000], [1000, 1001], [1000, 1001, 1002], [1000]]
+    last = [episode["next"][-1] for episode in found]
+    assert [each["reward"].item() for each in last] == [3, 1, 2, 1, 1, 2, 3, 1]
+    assert [each["terminated"].item() for each in last] == [1, 0, 1, 0, 0, 1, 1, 0]
+    assert [each["truncated"].item() for each in last] == [0, 1, 1, 0, 1, 1, 0, 1]
+    assert [each["done"].item() for each in last] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert not any(episode["next", "done"][:-1].any() for episode in found)
+
+
+def fill(buffer, sizes, lengths=(1, 5, 2, 7)):
+    """Stores collections with these numbers of steps. Returns all rows of each env."""
+    env = short_env(3, lengths)
+    td = env.reset(seed=0)
+    chunks = []
+    for size in sizes:
+        data, td = play(env, size, td)
+        buffer.extend(data)
+        chunks.append(data)
+    return sequences(torch.cat(chunks, 1))
+
+
+@pytest.mark.parametrize("sizes", [[1, 3], [4, 1, 9, 2, 7], [5, 60], [30, 1, 1]], ids=str)
+def test_ring_of_sequences_holds_the_latest_rows(sizes):
+    buffer = SequenceBuffer(3 * 20, length=5)
+    streams = fill(buffer, sizes)
+    assert buffer.written.tolist() == [len(rows) for rows in streams]
+    for env, rows in enumerate(streams):
+        steps = torch.arange(len(rows))[-20:]
+        assert (buffer.storage[steps % 20, env] == rows[-20:]).all()
+    for sample in buffer.sample(100):
+        env = int(sample["observation"][0]) // 1000
+        kept = streams[env][-20:]
+        assert any((kept[start : start + 5] == sample).all() for start in range(len(kept) - 4))
+
+
+def test_sequences_begin_at_every_row_alike():
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [15, 15], lengths=None)  # observations 1000 * env + 11 to 30
+    torch.manual_seed(0)
+    first = buffer.sample(48_000)["observation"][:, 0].flatten()
+    starts, counts = first.unique(return_counts=True)
+    expected = 1000 * torch.arange(3).unsqueeze(1) + torch.arange(11, 27)
+    assert starts.equal(expected.flatten().float())
+    assert (counts - 1000).abs().max() < 150
+
+
+def test_sequences_end_where_data_does_not_continue():
+    env = short_env(1, lengths=None)
+    buffer = SequenceBuffer(20, length=5)
+    for num_steps in (2, 1):
+        data, _ = play(env, num_steps, env.reset(seed=0))
+        buffer.extend(data)
+    rows = buffer.sample(1)[0]
+    assert rows["observation"].flatten().tolist() == [0, 1, 2, 0, 1]
+    assert rows["is_first"].tolist() == [1, 0, 0, 1, 0]
+    assert rows["is_last"].tolist() == [0, 0, 1, 0, 0]
+    assert not rows["is_terminal"].any()
+
+
+def test_sample_of_sequences_from_too_few_rows_is_refused():
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [3], lengths=None)
+    with pytest.raises(ValueError, match="5 rows"):
+        buffer.sample(1)
+
+
+def test_slices_of_torchrl_are_parts_of_the_sequences():
+    torchrl = pytest.importorskip("torchrl.data")
+    sampler = torchrl.SliceSampler(slice_len=5, traj_key="env", truncated_key=None)
+    storage = torchrl.LazyTensorStorage(3 * 20, ndim=2)
+    keywords = {"dim_extend": 1, "batch_size": 100}
+    buffer = torchrl.TensorDictReplayBuffer(storage=storage, sampler=sampler, **keywords)
+
+    class Recorder:
+        def extend(self, data):
+            data["env"] = torch.arange(3).unsqueeze(1).expand(data.shape)
+            buffer.extend(data)
+
+    streams = fill(Recorder(), [8] * 4)
+    slices = buffer.sample().exclude("index").view(-1, 5)
+    assert slices["next", "done"].any()
+    for rows, env in zip(sequences(slices), slices["env"][:, 0], strict=True):
+        stream = streams[env]
+        length = len(rows)
+        starts = range(len(stream) - length + 1)
+        assert length >= 5
+        assert any((stream[start : start + length] == rows).all() for start in starts)
+
+
+def SEQUENCES():
+    return SequenceBuffer(40, length=2)
 
 
 BUFFERS = {
@@ -216,6 +450,44 @@ def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
     assert sample["action"].any()
     assert not [key for key, value in sample.items() if value.requires_grad]
     assert transition["action"].requires_grad  # the caller's tensors keep theirs
+
+
+@pytest.mark.parametrize("num_steps", [0, 3, 25], ids=["empty", "not full", "wrapped"])
+@pytest.mark.parametrize("make_buffer", [*BUFFERS.values(), SEQUENCES], ids=[*BUFFERS, "sequences"])
+def test_buffer_from_a_file_samples_the_same_before_and_after_more_data(
+    tmp_path, make_buffer, num_steps
+):
+    if make_buffer is BUFFERS["torchrl"]:
+        pytest.importorskip("torchrl")
+    env = tw.TransformedEnv(ScriptedEnv(2, (3,), (1, 6)), T.FrameStackObservation(2))
+    first, *later = collections(env, [max(num_steps, 1), 5, 5])
+    buffer = make_buffer()
+    if num_steps:
+        buffer.extend(first)
+    loaded = saved_and_loaded(buffer, make_buffer(), tmp_path)
+    for data in (None, *later):
+        if data is not None:
+            buffer.extend(data)
+            loaded.extend(data)
+        elif not num_steps:
+            continue
+        torch.manual_seed(0)
+        expected = buffer.sample(64)
+        torch.manual_seed(0)
+        found = loaded.sample(64)
+        assert (found == expected).all()
+
+
+@pytest.mark.parametrize("size", [10, 80])
+def test_buffer_of_another_size_takes_the_newest_steps(size):
+    buffer = ReplayBuffer(40, 0.9, n_step=2)
+    for data in collections(ScriptedEnv(2, (1,)), [13, 13]):
+        buffer.extend(data)
+    other = ReplayBuffer(size, 0.9, n_step=2)
+    other.load_state_dict(buffer.state_dict())
+    kept = min(20, size // 2)
+    assert (samples(other) == samples(buffer)[:, -kept:]).all()
+    assert other.num_steps == kept
 
 
 @pytest.fixture
