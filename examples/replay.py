@@ -400,3 +400,32 @@ class TorchRLReplayBuffer:
             self.recent = ReplayBuffer(state["size"], self.gamma, self.n_step, self.device)
             self.recent.load_state_dict(state["recent"])
             self.buffer.load_state_dict(state["buffer"])
+
+
+class TorchRLSequenceBuffer:
+    """`SequenceBuffer` by TorchRL's `SliceSampler`, which draws slices of transitions."""
+
+    def __init__(self, size: int, length: int, device: torch.device | str = "cpu") -> None:
+        import torchrl.data
+
+        # All steps of an env are one trajectory. A slice keeps the flags of its steps.
+        keys = {"traj_key": "env", "init_key": None, "truncated_key": None}
+        self.buffer = torchrl.data.TensorDictReplayBuffer(
+            storage=torchrl.data.LazyTensorStorage(size, ndim=2, device=device),
+            sampler=torchrl.data.SliceSampler(slice_len=length, **keys),
+            dim_extend=1,
+            batch_size=length,
+        )
+        self.length = length
+
+    def extend(self, data: TensorDictBase) -> None:
+        """Stores transitions `(num_envs, num_steps)`, which follow those of the last call."""
+        data = data.detach()
+        envs = torch.arange(len(data), device=data["next", "done"].device)
+        data["env"] = envs.unsqueeze(1).expand(data.shape)
+        self.buffer.extend(data)
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """As `SequenceBuffer.sample`. Without `is_init`, each sequence begins as an episode."""
+        slices = self.buffer.sample(batch_size * self.length).view(-1, self.length)
+        return torch.stack([rows[: self.length] for rows in sequences(slices)])

@@ -402,7 +402,9 @@ def test_sample_of_sequences_from_too_few_rows_is_refused():
 
 def test_slices_of_torchrl_are_parts_of_the_sequences():
     torchrl = pytest.importorskip("torchrl.data")
-    sampler = torchrl.SliceSampler(slice_len=5, traj_key="env", truncated_key=None)
+    # Without the keys, each slice is one episode.
+    keys = {"traj_key": "env", "init_key": None, "truncated_key": None}
+    sampler = torchrl.SliceSampler(slice_len=5, **keys)
     storage = torchrl.LazyTensorStorage(3 * 20, ndim=2)
     keywords = {"dim_extend": 1, "batch_size": 100}
     buffer = torchrl.TensorDictReplayBuffer(storage=storage, sampler=sampler, **keywords)
