@@ -12,6 +12,7 @@ import pytest
 import sac
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from helpers import load_example
 from replay import (
     FrameReplayBuffer,
     ReplayBuffer,
@@ -697,3 +698,35 @@ def test_script_refuses_actions_of_the_other_one(tmp_path, script, env_id, other
 def test_script_learns(tmp_path, script, goal):
     metrics = script.main(script.Args(seed=7, out=tmp_path))
     assert metrics["eval_mean_return"] > goal
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Box(0, 9, (2,)), Box(0, 255, (8, 8, 3), np.uint8), Dict(a=Box(0, 9, ()), b=Discrete(9))],
+    ids=["vector", "image", "dict"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of missing metadata
+def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch, space):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    dataset_of = load_example("minari_dataset")
+    env = ScriptedEnv(2, episode_lengths=(3, 1, 2), observation_space=space)
+    data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    dataset_of.write("scripted/test-v0", data, env)
+    dataset = minari.load_dataset("scripted/test-v0")
+    found = list(dataset.iterate_episodes())
+    # Of both envs, without the one of env 0 that the data cuts
+    assert [len(episode) for episode in found] == [3, 1, 2, 1, 2, 3, 1]
+    assert [episode.rewards.tolist() for episode in found[:3]] == [[1, 2, 3], [1], [1, 2]]
+    assert [bool(episode.terminations[-1]) for episode in found[:3]] == [True, False, True]
+    assert [bool(episode.truncations[-1]) for episode in found[:3]] == [False, True, True]
+    observations = found[0].observations
+    if isinstance(space, Dict):
+        observations = observations["a"]
+    first = observations.reshape(4, -1)[:, 0]
+    assert first.tolist() == [0, 1, 2, 3]
+    whole = [episode for episode in episodes(data) if episode["next", "done"][-1]]
+    for episode, expected in zip(found, whole, strict=True):
+        transitions = dataset_of.from_minari(episode)
+        assert (transitions == expected.select(*transitions.keys(True, True))).all()
+    assert dataset_of.read(dataset).num_steps == 13
