@@ -414,7 +414,6 @@ class TorchRLSequenceBuffer:
             storage=torchrl.data.LazyTensorStorage(size, ndim=2, device=device),
             sampler=torchrl.data.SliceSampler(slice_len=length, **keys),
             dim_extend=1,
-            batch_size=length,
         )
         self.length = length
 

@@ -1,6 +1,7 @@
 """examples/replay.py, dqn.py and sac.py: transitions of the buffers, and training."""
 
 import json
+import re
 from collections import deque
 from types import SimpleNamespace
 
@@ -11,13 +12,15 @@ import ppo_output
 import pytest
 import sac
 import torch
+import world_model
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
-from helpers import load_example
+from helpers import EXAMPLES, load_example
 from replay import (
     FrameReplayBuffer,
     ReplayBuffer,
     SequenceBuffer,
     TorchRLReplayBuffer,
+    TorchRLSequenceBuffer,
     differs,
     episodes,
     n_step_returns,
@@ -279,7 +282,7 @@ ROWS = {
     "is_last": [0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0],
     "is_terminal": [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0],
     "latent": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
-    "action": [(0, 0), A, B, A, (0, 0), A, (0, 0), B, B, (0, 0), A],
+    "action": [(0, 0), A, B, A, (0, 0), A, (0, 0), A, B, (0, 0), A],
 }
 ROWS_OF_ENV_1 = {
     "observation": [1000, 1001, 1000, 1001, 1002, 1000, 1001, 1002, 1003, 1000, 1001],
@@ -288,7 +291,7 @@ ROWS_OF_ENV_1 = {
     "is_last": [0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1],
     "is_terminal": [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0],
     "latent": [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1],
-    "action": [(0, 0), A, (0, 0), B, A, (0, 0), A, B, B, (0, 0), A],
+    "action": [(0, 0), A, (0, 0), B, A, (0, 0), A, A, B, (0, 0), A],
 }
 
 
@@ -299,7 +302,7 @@ def short_env(num_envs, lengths=(3, 1, 2)):
 
 def play(env, num_steps, td=None):
     """Acts by a script. The latent state counts the observations of the episode."""
-    actions = iter([0, 1, 0, 0, 1, 1, 0] * num_steps)
+    actions = iter([0, 1, 0, 0, 0, 1, 0] * num_steps)
 
     def policy(td):
         td["action"] = torch.full((env.num_envs,), next(actions))
@@ -319,6 +322,16 @@ def values(rows):
 def test_sequences_hold_the_rows_of_short_episodes():
     data, _ = play(short_env(2), STEPS)
     assert [values(rows) for rows in sequences(data)] == [ROWS, ROWS_OF_ENV_1]
+
+
+def test_guide_has_the_rows_of_short_episodes():
+    page = (EXAMPLES / "guides" / "sequences.md").read_text()
+    table = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", page, re.MULTILINE)
+    columns = {name: cells.replace(" | ", "") for name, cells in table}
+    actions = {"-": (0, 0), "0": A, "1": B}
+    found = {name: [int(digit) for digit in columns[name]] for name in columns if name != "action"}
+    found["action"] = [actions[digit] for digit in columns["action"]]
+    assert found == ROWS
 
 
 def test_sequences_from_mid_episode_have_no_initial_row_there():
@@ -402,28 +415,15 @@ def test_sample_of_sequences_from_too_few_rows_is_refused():
 
 
 def test_slices_of_torchrl_are_parts_of_the_sequences():
-    torchrl = pytest.importorskip("torchrl.data")
-    # Without the keys, each slice is one episode.
-    keys = {"traj_key": "env", "init_key": None, "truncated_key": None}
-    sampler = torchrl.SliceSampler(slice_len=5, **keys)
-    storage = torchrl.LazyTensorStorage(3 * 20, ndim=2)
-    keywords = {"dim_extend": 1, "batch_size": 100}
-    buffer = torchrl.TensorDictReplayBuffer(storage=storage, sampler=sampler, **keywords)
-
-    class Recorder:
-        def extend(self, data):
-            data["env"] = torch.arange(3).unsqueeze(1).expand(data.shape)
-            buffer.extend(data)
-
-    streams = fill(Recorder(), [8] * 4)
-    slices = buffer.sample().exclude("index").view(-1, 5)
-    assert slices["next", "done"].any()
-    for rows, env in zip(sequences(slices), slices["env"][:, 0], strict=True):
-        stream = streams[env]
-        length = len(rows)
-        starts = range(len(stream) - length + 1)
-        assert length >= 5
-        assert any((stream[start : start + length] == rows).all() for start in starts)
+    pytest.importorskip("torchrl")
+    buffer = TorchRLSequenceBuffer(3 * 20, length=5)
+    streams = fill(buffer, [8] * 4)
+    sample = buffer.sample(100)
+    assert sample.shape == (100, 5)
+    assert sample["is_last"][:, :-1].any()
+    for rows in sample:
+        stream = streams[int(rows["observation"][0]) // 1000]
+        assert any((stream[start : start + 5] == rows).all() for start in range(len(stream) - 4))
 
 
 def SEQUENCES():
@@ -698,6 +698,36 @@ def test_script_refuses_actions_of_the_other_one(tmp_path, script, env_id, other
 def test_script_learns(tmp_path, script, goal):
     metrics = script.main(script.Args(seed=7, out=tmp_path))
     assert metrics["eval_mean_return"] > goal
+
+
+SHORT = {"total_timesteps": 400, "num_envs": 4, "updates": 2, "batch_size": 4}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("torchrl", [False, True], ids=["replay.py", "torchrl"])
+def test_world_model_learns_from_pixels(capsys, torchrl):
+    if torchrl:
+        pytest.importorskip("torchrl")
+    world_model.main(world_model.Args(**SHORT, torchrl_buffer=torchrl))
+    losses = re.findall(r"pixels ([\d.]+)", capsys.readouterr().out)
+    assert float(losses[1]) < float(losses[0])
+
+
+@pytest.mark.full
+@pytest.mark.long
+def test_world_model_remembers_what_it_cannot_see():
+    assert world_model.main(world_model.Args(seed=7)) > 0.8
+
+
+def test_world_model_starts_from_the_state_of_the_policy():
+    args = world_model.Args(num_envs=3, latent_size=8)
+    env = world_model.make_env(args)
+    model = world_model.WorldModel(env, args)
+    data, _ = tw.rollout(env, model.act, 12, env.reset(seed=0))
+    for rows in sequences(data):
+        whole = model.predict(rows.unsqueeze(0))["reward"][0]
+        part = model.predict(rows[4:].unsqueeze(0))["reward"][0]
+        torch.testing.assert_close(part, whole[4:])
 
 
 @pytest.mark.parametrize(
