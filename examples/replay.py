@@ -76,10 +76,11 @@ def sequences(data: TensorDictBase) -> list[TensorDict]:
         data: `(num_envs, num_steps)`. The first step of an env counts as that of an episode, unless
             `is_init` is there and not set.
     """
-    begins = torch.ones_like(data["next", "done"][:, 0, 0])
+    is_init = torch.ones_like(data["next", "done"])
     if "is_init" in data.keys():
-        begins = data["is_init"][:, 0, 0]
-    return [rows[is_row] for rows, is_row in zip(*pairs(data, begins))]
+        is_init = data["is_init"]
+    rows, is_row = pairs(data, is_init[:, 0, 0])
+    return [each[kept] for each, kept in zip(rows, is_row)]
 
 
 def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
@@ -89,7 +90,8 @@ def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
     says so of the first steps: bool, `(num_envs,)`.
     """
     successor = data["next"]
-    shared = [key for key in successor.keys(True, True) if key in data.keys(True)]
+    keys = data.keys(True)
+    shared = [key for key in successor.keys(True, True) if key in keys]
     reward, terminated, done = (successor[name].squeeze(-1) for name in FLAGS)
     rows = successor.select(*shared)
     rows["action"] = data["action"]
@@ -100,9 +102,11 @@ def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
     initial = rows.apply(torch.zeros_like)
     initial.update(data.select(*shared))
     initial["is_first"] = torch.ones_like(done)
-    is_initial = torch.cat([begins.unsqueeze(1), done[:, :-1]], 1)
+    is_initial = done.roll(1, 1)
+    is_initial[:, 0] = begins
     is_row = torch.stack([is_initial, torch.ones_like(done)], 2)
-    return torch.stack([initial, rows], 2).flatten(1, 2), is_row.flatten(1, 2)
+    both = torch.stack([initial, rows], 2)
+    return both.flatten(1, 2), is_row.flatten(1, 2)
 
 
 def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> Tensor:
@@ -110,7 +114,8 @@ def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> 
     if isinstance(first, TensorDictBase):
         parts = [differs(first[key], second[key]) for key in first.keys()]
         return torch.stack(parts).any(0)
-    return (first != second).reshape(len(first), -1).any(1)
+    unequal = first != second
+    return unequal.reshape(len(first), -1).any(1)
 
 
 class ReplayBuffer:
@@ -128,7 +133,11 @@ class ReplayBuffer:
     history = 0  # number of the oldest steps that are not sampled
 
     def __init__(
-        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str | None = None
+        self,
+        size: int,
+        gamma: float,
+        n_step: int = 1,
+        device: torch.device | str | None = None,
     ) -> None:
         self.size = size
         self.gamma = gamma
@@ -170,7 +179,7 @@ class ReplayBuffer:
         """The steps in storage, oldest first, as new tensors `(num_steps, num_envs, ...)`."""
         if self.storage is None:
             return {}
-        steps = self.written - self.num_steps + torch.arange(self.num_steps, device=self.device)
+        steps = torch.arange(self.written - self.num_steps, self.written, device=self.device)
         return self.storage[steps % self.capacity].to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -262,12 +271,13 @@ class FrameReplayBuffer(ReplayBuffer):
         return encoded
 
     def observation(self, steps: Tensor, envs: Tensor) -> Tensor:
-        ago = torch.arange(self.history, -1, -1, device=self.device)  # oldest frame first
+        ago = torch.arange(self.history + 1, device=self.device)
         steps = steps.unsqueeze(1)
         envs = envs.unsqueeze(1)
-        ends_before = self.read(steps - ago[:-1].flip(0), envs, "next", "done").squeeze(-1)
-        is_reached = ends_before.cumsum(1) == 0
+        is_end = self.read(steps - ago[1:], envs, "next", "done").squeeze(-1)
+        is_reached = is_end.cumsum(1) == 0
         elapsed = is_reached.sum(1, keepdim=True)  # steps since the episode began, or `history`
+        ago = ago.flip(0)  # oldest frame first
         frames = self.read(steps - torch.minimum(ago, elapsed), envs, "observation")
         if self.padding_type == "zero":
             is_padding = (ago > elapsed).view(*frames.shape[:2], *[1] * (frames.dim() - 2))
@@ -290,11 +300,21 @@ class SequenceBuffer:
         and of samples. None takes that of the first data.
     """
 
-    def __init__(self, size: int, length: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        length: int,
+        device: torch.device | str | None = None,
+    ) -> None:
         self.size = size
         self.length = length
         self.device = device
+        self.clear()
+
+    def clear(self) -> None:
         self.storage: TensorDict | None = None
+        self.written = torch.zeros(1, dtype=torch.int64)  # rows by env
+        self.capacity = self.size
 
     def extend(self, data: TensorDictBase) -> None:
         """Stores the rows of a collection `(num_envs, num_steps)`."""
@@ -306,14 +326,18 @@ class SequenceBuffer:
             self.allocate(rows[:, 0])
         newest = (self.written - 1) % self.capacity, self.envs
         row = self.storage[newest]
-        begins = row["is_last"] | differs(row["observation"], data["observation"][:, 0])
+        is_gap = differs(row["observation"], data["observation"][:, 0])
+        begins = row["is_last"] | is_gap
         self.storage["is_last"][newest] = begins
         rows, is_row = pairs(data, begins)
         numbers = is_row.cumsum(1) + self.written.unsqueeze(1)
         self.written = numbers[:, -1]
-        is_kept = is_row & (numbers > self.written.unsqueeze(1) - self.capacity)
-        envs = self.envs.unsqueeze(1).expand_as(numbers)[is_kept]
-        self.storage[(numbers[is_kept] - 1) % self.capacity, envs] = rows[is_kept]
+        # The newest rows that fit: equal indices would be written in any order.
+        oldest = self.written - self.capacity
+        is_kept = is_row & (numbers > oldest.unsqueeze(1))
+        slots = (numbers - 1) % self.capacity
+        envs = self.envs.unsqueeze(1).expand_as(slots)
+        self.storage[slots[is_kept], envs[is_kept]] = rows[is_kept]
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draws sequences `(batch_size, length)`: first the env, then the first row, uniformly."""
@@ -321,12 +345,13 @@ class SequenceBuffer:
         num_starts = num_rows - self.length + 1
         if num_starts.min() < 1:
             fault = f"must store {self.length} rows of each env, got {num_rows.min()}"
-            raise ValueError(f"sample: {fault}. Call extend() first.")
+            raise ValueError(f"sample: {fault}. Call extend() first, or make the buffer larger.")
         envs = torch.randint(len(self.envs), (batch_size,), device=self.device)
+        oldest = (self.written - num_rows)[envs]
         position = torch.rand(batch_size, dtype=torch.float64, device=self.device)
-        starts = (self.written - num_rows)[envs] + (position * num_starts[envs]).long()
-        steps = starts.unsqueeze(1) + torch.arange(self.length, device=self.device)
-        return self.storage[steps % self.capacity, envs.unsqueeze(1)]
+        first = oldest + (position * num_starts[envs]).long()
+        rows = first.unsqueeze(1) + torch.arange(self.length, device=self.device)
+        return self.storage[rows % self.capacity, envs.unsqueeze(1)]
 
     def state_dict(self) -> dict[str, Any]:
         """The storage as new tensors, and the number of rows that were written by env."""
@@ -336,11 +361,11 @@ class SequenceBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the rows by those of a buffer of the same size."""
-        self.storage = None
+        self.clear()
         if state:
-            self.device = self.device or state["written"].device
-            shape = state["rows"]["is_last"].shape
-            rows = TensorDict(state["rows"], shape, device=self.device)
+            is_last = state["rows"]["is_last"]
+            self.device = self.device or is_last.device
+            rows = TensorDict(state["rows"], is_last.shape, device=self.device)
             self.allocate(rows[0])
             self.storage.copy_(rows)
             self.written = state["written"].to(self.device)
@@ -358,7 +383,11 @@ class TorchRLReplayBuffer:
     """TorchRL's `ReplayBuffer` with n-step returns: steps are stored with complete windows."""
 
     def __init__(
-        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str = "cpu"
+        self,
+        size: int,
+        gamma: float,
+        n_step: int = 1,
+        device: torch.device | str = "cpu",
     ) -> None:
         import torchrl.data
 
@@ -405,7 +434,12 @@ class TorchRLReplayBuffer:
 class TorchRLSequenceBuffer:
     """`SequenceBuffer` by TorchRL's `SliceSampler`, which draws slices of transitions."""
 
-    def __init__(self, size: int, length: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
         import torchrl.data
 
         # All steps of an env are one trajectory. A slice keeps the flags of its steps.
