@@ -96,8 +96,10 @@ class Catch(FuncEnv):
 
 
 def make_env(args: Args) -> tw.Env:
-    shapes = {"latent": (args.latent_size,), "last_action": (int(Catch.action_space.n),)}
-    return tw.TransformedEnv(tw.FunctionalEnv(Catch(), args.num_envs), tw.PolicyState(shapes))
+    env = tw.FunctionalEnv(Catch(), args.num_envs)
+    num_actions = int(env.single_action_space.n)
+    shapes = {"latent": (args.latent_size,), "last_action": (num_actions,)}
+    return tw.TransformedEnv(env, tw.PolicyState(shapes))
 
 
 class WorldModel(nn.Module):
@@ -131,15 +133,17 @@ class WorldModel(nn.Module):
 
     def predict(self, rows: TensorDict) -> dict[str, Tensor]:
         """Predictions of the rows `(n, length)`, from the state before each one and the action."""
-        embeddings = self.embed(rows["observation"].flatten(0, 1)).unflatten(0, rows.shape)
+        action = rows["last_action"]
+        flat = self.embed(rows["observation"].flatten(0, 1))
+        embeddings = flat.unflatten(0, rows.shape)
         latent = rows["latent"][:, 0]
         latents = []
-        for step in range(rows.shape[1]):
-            latent = latent.masked_fill(rows["is_first"][:, step : step + 1], 0)
+        for step, is_first in enumerate(rows["is_first"].unbind(1)):
+            latent = latent.masked_fill(is_first.unsqueeze(1), 0)
             latents.append(latent)
-            latent = self.observe(embeddings[:, step], rows["last_action"][:, step], latent)
-        inputs = torch.cat([torch.stack(latents, 1), rows["last_action"]], -1)
-        hidden = self.hidden(inputs)
+            latent = self.observe(embeddings[:, step], action[:, step], latent)
+        before = torch.stack(latents, 1)
+        hidden = self.hidden(torch.cat([before, action], -1))
         return {
             "pixels": self.pixels(hidden).unflatten(-1, self.shape),
             "reward": self.reward(hidden).squeeze(-1),
@@ -170,21 +174,23 @@ def losses(model: WorldModel, rows: TensorDict) -> dict[str, Tensor]:
         "reward": reward.square(),
         "terminal": terminal,
     }
-    return {name: part[~rows["is_first"]].mean() for name, part in parts.items()}
+    is_led_to = ~rows["is_first"]
+    return {name: part[is_led_to].mean() for name, part in parts.items()}
 
 
 @torch.no_grad()
 def evaluate(model: WorldModel, args: Args) -> float:
     """The share of the variance of rewards at ends that the model predicts, in new episodes."""
     env = make_env(args)
-    data, _ = tw.rollout(env, model.act, 4 * args.length, env.reset(seed=args.seed + 1_000))
-    buffer = SequenceBuffer(data.numel(), args.length)
+    td = env.reset(seed=args.seed + 1_000_000)
+    data, _ = tw.rollout(env, model.act, 4 * args.length, td)
+    buffer = SequenceBuffer(2 * data.numel(), args.length)
     buffer.extend(data)
     rows = buffer.sample(64)
-    error = model.predict(rows)["reward"] - rows["reward"]
     is_last = rows["is_last"]
-    unexplained = error[is_last].square().mean() / rows["reward"][is_last].var(correction=0)
-    return 1 - unexplained.item()
+    reward = rows["reward"][is_last]
+    error = model.predict(rows)["reward"][is_last] - reward
+    return 1 - (error.square().mean() / reward.var(correction=0)).item()
 
 
 def main(args: Args) -> float:

@@ -178,6 +178,20 @@ def test_windows_end_in_the_envs_alone_that_do_not_continue():
     assert found["reward"].tolist() == [2, 1, 2]
 
 
+@pytest.mark.full
+@pytest.mark.long
+def test_compiled_collections_continue_the_newest_steps():
+    env = tw.TransformedEnv(tw.make("Pendulum-v1", 7), T.NormalizeObservation())
+    collect = tw.Collector(env, None, 3)
+    tw.compile(collect)
+    td = env.reset(seed=0)
+    buffer = ReplayBuffer(7 * 100, 0.99)
+    for _ in range(8):
+        data, td = collect(td)
+        buffer.extend(data)
+    assert not buffer.storage["next", "done"].any()
+
+
 @pytest.mark.parametrize("change", [0, 1], ids=["same", "another"])
 @pytest.mark.parametrize("kind", [Box(-9, 9, (2, 3)), Box(-9, 9, ()), Discrete(3)], ids=str)
 def test_observations_of_every_shape_are_compared(kind, change):
