@@ -53,7 +53,7 @@ class Args:
     """folder of the results; None is runs/sac-<env_id>"""
     resume: bool = False
     """continue from the checkpoint in the folder of the results, if there is one"""
-    save_every: int = 20_000
+    save_every: int = 5_000
     """number of env steps between two checkpoints, which hold the replay buffer"""
 
     total_timesteps: int = 10_000
