@@ -248,6 +248,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     A transition takes two frames instead of twice `stack_size`. Sampled stacks are bit-identical.
     The `stack_size - 1` oldest steps are not sampled, because older frames are no longer stored.
+    Data that does not continue the newest steps has to begin with initial observations.
 
     Args:
         stack_size: `FrameStackObservation`'s, for observations `(num_envs, stack_size, ...)`.
