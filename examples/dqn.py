@@ -4,6 +4,7 @@ python examples/dqn.py                                  solves CartPole-v1
 python examples/dqn.py --env-id Acrobot-v1 --n-step 1   another env, one-step targets
 python examples/dqn.py --compile                        with graphs of collection and gradients
 python examples/dqn.py --torchrl-buffer                 with TorchRL's replay buffer
+python examples/dqn.py --resume                         continues a run that was killed
 
 Writes metrics.json, with the learning curve, and checkpoint.pt into --out.
 
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 import tyro
 from gymnasium.spaces import Discrete
+from ppo_output import Checkpoint
 from replay import ReplayBuffer, TorchRLReplayBuffer, td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
@@ -51,6 +53,10 @@ class Args:
     """store transitions in TorchRL's replay buffer"""
     out: Path | None = None
     """folder of the results; None is runs/dqn-<env_id>"""
+    resume: bool = False
+    """continue from the checkpoint in the folder of the results, if there is one"""
+    save_every: int = 10_000
+    """number of env steps between two checkpoints, which hold the replay buffer"""
 
     total_timesteps: int = 80_000
     """total number of env steps"""
@@ -172,39 +178,82 @@ def update_target(target: nn.Module, network: nn.Module, tau: float) -> None:
         torch._foreach_lerp_([*target.parameters()], [*network.parameters()], tau)
 
 
-def write_metrics(
-    out: Path,
-    args: Any,
-    env_steps: int,
-    updates: int,
-    seconds: float,
-    curve: list[tuple[int, float, float]],
-    returns: Tensor,
-) -> dict[str, object]:
-    metrics = {
-        "env": args.env_id,
-        "seed": args.seed,
-        "env_steps": env_steps,
-        "gradient_steps": updates,
-        "wall_seconds": round(seconds, 1),
-        "final_mean_return": round(curve[-1][1], 2) if curve else None,
-        "eval_mean_return": round(returns.mean().item(), 2),
-    }
-    short = []
-    for step, value, at in curve[:: max(1, len(curve) // 50)]:
-        short.append((step, round(value, 2), round(at, 1)))
-    (out / "metrics.json").write_text(json.dumps({**metrics, "curve": short}) + "\n")
-    print(json.dumps(metrics, indent=2))
-    return metrics
+class Log:
+    """Progress, learning curve and metrics."""
+
+    def __init__(self, args: Any, name: str) -> None:
+        self.args = args
+        self.out = args.out or Path("runs") / f"{name}-{args.env_id.replace('/', '-')}"
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.start_time = time.perf_counter()
+        self.global_step = 0  # env steps
+        self.updates = 0  # gradient steps
+        self.curve: list[tuple[int, float, float]] = []  # env steps, mean return, seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "global_step": self.global_step,
+            "updates": self.updates,
+            "curve": self.curve,
+            "seconds": self.seconds(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.global_step = state["global_step"]
+        self.updates = state["updates"]
+        self.curve = state["curve"]
+        self.start_time -= state["seconds"]
+
+    def start(self) -> None:
+        total = self.args.total_timesteps
+        self.progress = tqdm(total=total, initial=self.global_step, unit=" steps", unit_scale=True)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start_time
+
+    def count(self, num_steps: int) -> None:
+        """Counts env steps, and decides whether to save after the updates."""
+        before = self.global_step // self.args.save_every
+        self.global_step += num_steps
+        is_last = self.global_step >= self.args.total_timesteps
+        self.is_save = is_last or self.global_step // self.args.save_every > before
+        self.progress.update(num_steps)
+
+    def record(self, returns: Tensor) -> None:
+        """Adds the mean return of the latest episodes to the curve."""
+        if len(returns) > 0:
+            mean = returns.mean().item()
+            self.curve.append((self.global_step, mean, self.seconds()))
+            self.progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
+
+    def close(self) -> None:
+        self.wall_seconds = self.seconds()
+        self.progress.close()
+
+    def write(self, returns: Tensor) -> dict[str, object]:
+        """Writes the metrics, with the mean of the returns of an evaluation."""
+        metrics = {
+            "env": self.args.env_id,
+            "seed": self.args.seed,
+            "env_steps": self.global_step,
+            "gradient_steps": self.updates,
+            "wall_seconds": round(self.wall_seconds, 1),
+            "final_mean_return": round(self.curve[-1][1], 2) if self.curve else None,
+            "eval_mean_return": round(returns.mean().item(), 2),
+        }
+        short = []
+        for step, value, at in self.curve[:: max(1, len(self.curve) // 50)]:
+            short.append((step, round(value, 2), round(at, 1)))
+        (self.out / "metrics.json").write_text(json.dumps({**metrics, "curve": short}) + "\n")
+        print(json.dumps(metrics, indent=2))
+        return metrics
 
 
 def main(args: Args) -> dict[str, object]:
-    start_time = time.perf_counter()
+    log = Log(args, "dqn")
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    out = args.out or Path("runs") / f"dqn-{args.env_id.replace('/', '-')}"
-    out.mkdir(parents=True, exist_ok=True)
 
     env = make_env(args, args.num_envs)
     q_network = QNetwork(env).to(args.device)
@@ -217,48 +266,49 @@ def main(args: Args) -> dict[str, object]:
         (gradients,) = compiled(collect, compute_gradients)
 
     td = env.reset(seed=args.seed)
-    curve = []
-    updates = 0
-    global_step = 0
+    parts = {
+        "q_network": q_network,
+        "target_network": target_network,
+        "optimizer": optimizer,
+        "buffer": buffer,
+        "log": log,
+    }
+    checkpoint = Checkpoint(args, env, log.out, parts)
+    if args.resume:
+        td = checkpoint.load(td)
     exploration_steps = args.exploration_fraction * args.total_timesteps
-    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True)
-    while global_step < args.total_timesteps:
-        explored = max(0, global_step - args.learning_starts) / exploration_steps
+    log.start()
+    while log.global_step < args.total_timesteps:
+        explored = max(0, log.global_step - args.learning_starts) / exploration_steps
         epsilon = args.start_e + (args.end_e - args.start_e) * explored
         q_network.epsilon.fill_(max(args.end_e, epsilon))
         if args.anneal_lr:
-            remaining = 1 - global_step / args.total_timesteps
+            remaining = 1 - log.global_step / args.total_timesteps
             optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data, td = collect(td)
         buffer.extend(data)
-        global_step += data.numel()
-        progress.update(data.numel())
+        log.count(data.numel())
 
-        due = (global_step - args.learning_starts) // args.train_frequency - updates
+        due = (log.global_step - args.learning_starts) // args.train_frequency - log.updates
         samples = []
         if due > 0:
             samples = buffer.sample(due * args.batch_size).split(args.batch_size)
         for batch in samples:
             gradients(q_network, target_network, batch.to_dict())
             optimizer.step()
-            updates += 1
-            env_steps = updates * args.train_frequency
+            log.updates += 1
+            env_steps = log.updates * args.train_frequency
             if env_steps % args.target_network_frequency < args.train_frequency:
                 update_target(target_network, q_network, args.tau)
 
-        returns = env.transforms[0].return_queue
-        if len(returns) > 0:
-            mean = returns.mean().item()
-            curve.append((global_step, mean, time.perf_counter() - start_time))
-            progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
-    progress.close()
-    seconds = time.perf_counter() - start_time
-    torch.save({"q_network": q_network.state_dict()}, out / "checkpoint.pt")
+        log.record(env.transforms[0].return_queue)
+        if log.is_save:
+            checkpoint.save([checkpoint.process_state()])
+    log.close()
 
     test_env = make_env(args, 20)
     episodes = tw.evaluate(test_env, q_network.greedy, 20, seed=args.seed + 1_000_000)
-    returns = episodes["episode_return"]
-    return write_metrics(out, args, global_step, updates, seconds, curve, returns)
+    return log.write(episodes["episode_return"])
 
 
 if __name__ == "__main__":

@@ -303,7 +303,8 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         to_batch, gradients = compiled(collect, make_batch, compute_gradients)
         log.compile_seconds = log.seconds()
     td = env.reset(seed=args.seed)
-    checkpoint = Checkpoint(args, env, agent, optimizer, log)
+    parts = {"agent": agent, "optimizer": optimizer, "log": log}
+    checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
         td = checkpoint.load(td)
     log.start()
@@ -319,7 +320,7 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         log.write_scalars(iteration, data, batch, stats, lr)
 
         if log.is_save(iteration):
-            checkpoint.save(iteration, [checkpoint.process_state()])
+            checkpoint.save([checkpoint.process_state()])
     metrics = log.close()
     metrics["eval_mean_return"] = evaluate(args, env, agent, make)
     log.write(metrics)

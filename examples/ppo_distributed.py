@@ -78,7 +78,8 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
         to_batch, gradients = ppo.compiled(collect, ppo.make_batch, compute_gradients)
         log.compile_seconds = log.seconds()
     td = env.reset(seed=args.seed)
-    checkpoint = Checkpoint(args, env, agent, optimizer, log, world_size)
+    parts = {"agent": agent, "optimizer": optimizer, "log": log}
+    checkpoint = Checkpoint(args, env, log.out, parts, world_size)
     if args.resume:
         td = checkpoint.load(td, rank)
     if rank == 0:
@@ -101,7 +102,7 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
             log.record(iteration, torch.cat(returns))
             log.write_scalars(iteration, data, batch, stats, lr)
             if is_save:
-                checkpoint.save(iteration, states)
+                checkpoint.save(states)
     metrics = {}
     if rank == 0:
         metrics = log.close(world_size)

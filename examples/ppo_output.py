@@ -1,4 +1,4 @@
-"""The output of the PPO scripts: progress, learning curve, metrics, TensorBoard, checkpoints."""
+"""The output of the PPO scripts: curve, metrics, TensorBoard; checkpoints of all scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn, optim
+from torch import Tensor
 from tqdm import tqdm
 
 import torchwrap as tw
@@ -40,14 +40,19 @@ class Log:
         self.reached: tuple[int, float] | None = None
         self.compile_seconds = 0.0
 
-    def state(self) -> dict[str, Any]:
-        return {"curve": self.curve, "reached": self.reached, "seconds": self.seconds()}
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "curve": self.curve,
+            "reached": self.reached,
+            "seconds": self.seconds(),
+        }
 
-    def resume(self, checkpoint: dict[str, Any]) -> None:
-        self.first_iteration = checkpoint["iteration"]
-        self.curve = checkpoint["curve"]
-        self.reached = checkpoint["reached"]
-        self.start_time -= checkpoint["seconds"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first_iteration = state["iteration"]
+        self.curve = state["curve"]
+        self.reached = state["reached"]
+        self.start_time -= state["seconds"]
 
     def start(self) -> None:
         first_step = self.first_iteration * self.batch_size
@@ -72,6 +77,7 @@ class Log:
         """Adds the mean return of the latest episodes to the curve."""
         if iteration == self.first_iteration:
             self.steady_start = time.perf_counter()
+        self.iteration = iteration + 1
         self.progress.update(self.batch_size)
         if len(returns) == 0:
             return
@@ -107,9 +113,7 @@ class Log:
                 scalars[f"charts/{CHARTS.get(name, name)}"] = mean
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        if self.writer is not None:
+        if self.is_save(iteration):
             self.writer.flush()
 
     def close(self, processes: int = 1) -> dict[str, Any]:
@@ -159,24 +163,23 @@ class Log:
 
 
 class Checkpoint:
-    """checkpoint.pt holds all that a run needs to continue."""
+    """checkpoint.pt holds all that a run needs to continue.
 
-    CONTENT = ("agent", "optimizer", "processes", "run", "iteration", "curve", "reached", "seconds")
+    Args:
+        parts: what has a `state_dict()`, by name; the env is added.
+    """
 
     def __init__(
         self,
         args: Any,
         env: tw.Env,
-        agent: nn.Module,
-        optimizer: optim.Optimizer,
-        log: Log,
+        out: Path,
+        parts: dict[str, Any],
         world_size: int = 1,
     ) -> None:
         self.env = env
-        self.agent = agent
-        self.optimizer = optimizer
-        self.log = log
-        self.path = log.out / "checkpoint.pt"
+        self.parts = {"env": env, **parts}
+        self.path = out / "checkpoint.pt"
         device = torch.device(args.device)
         self.generators = [torch.default_generator]
         if device.type == "cuda":
@@ -184,59 +187,54 @@ class Checkpoint:
         # The arguments that a run and the one that resumes it must share.
         self.run = {name: str(value) for name, value in vars(args).items()}
         for name in ("out", "resume", "save_every", "tensorboard"):
-            del self.run[name]
+            self.run.pop(name, None)
         self.run["device"] = device.type
         self.run["world_size"] = str(world_size)
 
     def process_state(self) -> dict[str, Any]:
-        """The running episodes and the random numbers of this process."""
-        if not self.env.can_snapshot:
-            return {}
-        states = [generator.get_state() for generator in self.generators]
-        return {"snapshot": self.env.snapshot().to_dict(), "rng": states}
+        """The random numbers of this process and, if they are tensors, its running episodes."""
+        state: dict[str, Any] = {"rng": [each.get_state() for each in self.generators]}
+        if self.env.can_snapshot:
+            state["snapshot"] = self.env.snapshot().to_dict()
+        return state
 
-    def save(self, iteration: int, processes: list[dict[str, Any]]) -> None:
-        state = {
-            "agent": self.agent.state_dict(),
-            "env": self.env.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "processes": processes,
-            "run": self.run,
-            "iteration": iteration + 1,
-            **self.log.state(),
-        }
+    def save(self, processes: list[dict[str, Any]]) -> None:
+        state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
+        state["processes"] = processes
+        state["run"] = self.run
         # Rename a complete file: checkpoint.pt is whole even if the process is killed.
         part = self.path.with_suffix(".part")
         torch.save(state, part)
         part.replace(self.path)
-        self.log.flush()
 
     def read(self) -> dict[str, Any]:
         try:
             state = torch.load(self.path, weights_only=True)
-            return {name: state[name] for name in self.CONTENT}
+            return {name: state[name] for name in (*self.parts, "processes", "run")}
         except Exception as error:  # of many types, by what the file is
-            fault = f"--resume must have a checkpoint that ppo.py wrote, got {self.path}"
-            raise ValueError(f"ppo.py: {fault}. Remove it to start a new run.") from error
+            fault = f"--resume must have a checkpoint that this script wrote, got {self.path}"
+            raise ValueError(f"Checkpoint: {fault}. Remove it to start a new run.") from error
 
     def load(self, td: TensorDict, rank: int = 0) -> TensorDict:
-        """The root to continue from: the one of the checkpoint, or `td` without a file."""
-        if not self.env.can_snapshot:
-            fault = f"--resume must have an env of torchwrap's own, got {self.env!r}"
-            raise ValueError(f"ppo.py: {fault}.")
+        """The root to continue from: the one of the checkpoint, or `td` without a file.
+
+        The episodes of a simulator outside of PyTorch are not in the file, and new ones begin.
+        """
         if not self.path.exists():
             return td
         state = self.read()
         others = dict(state["run"].items() - self.run.items())
         if others:
-            raise ValueError(f"ppo.py: --resume must have the run's arguments, with {others}.")
-        self.agent.load_state_dict(state["agent"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.log.resume(state)
+            raise ValueError(f"Checkpoint: --resume must have the run's arguments, with {others}.")
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
         process = state["processes"][rank]
         for generator, rng in zip(self.generators, process["rng"]):
             generator.set_state(rng)
-        return self.env.restore(process["snapshot"])
+        if self.env.can_snapshot:
+            return self.env.restore(process["snapshot"])
+        seed = torch.randint(2**31, (1,)).item()  # not the initial states of the first run again
+        return self.env.reset(seed=seed)
 
 
 def plot(

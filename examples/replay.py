@@ -13,6 +13,8 @@ of the final observation counts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -50,45 +52,92 @@ def n_step_returns(
     return returns, gamma ** (last + 1) * ~is_final, last
 
 
+def episodes(data: TensorDictBase) -> list[TensorDict]:
+    """The transitions `(n,)` of each episode in a collection `(num_envs, num_steps)`.
+
+    They follow each other env after env. The first and the last episode of an env may be cut by the
+    data: where the end is missing, the last `done` of an episode is False.
+    """
+    ends = data["next", "done"].squeeze(-1).clone()
+    ends[:, -1] = True
+    last = ends.flatten().nonzero().squeeze(1)
+    lengths = last.diff(prepend=last.new_tensor([-1]))
+    return list(data.reshape(-1).split(lengths.tolist()))
+
+
 def sequences(data: TensorDictBase) -> list[TensorDict]:
     """The rows of each env for a model of sequences: an episode of n steps has n + 1 of them.
 
-    A row holds an `observation` with the `action`, `reward`, `terminated` and `done` that came with
-    it, and `is_first`. Initial observations have it set, and zeros in the other entries.
+    A row holds an `observation`, the `action` and the `reward` that led to it, and `is_first`,
+    `is_last` and `is_terminal`. The action and the reward of an initial observation are zeros. A
+    state of `PolicyState` is the one that the policy met the observation with.
 
     Args:
-        data: a collection `(num_envs, num_steps)`. An env's first row counts as initial.
+        data: `(num_envs, num_steps)`. The first step of an env counts as that of an episode, unless
+            `is_init` is there and not set.
     """
-    rows = data["next"].select("observation", *FLAGS)
-    for name in FLAGS:
-        rows[name] = rows[name].squeeze(-1)
+    is_init = torch.ones_like(data["next", "done"])
+    if "is_init" in data.keys():
+        is_init = data["is_init"]
+    rows, is_row = pairs(data, is_init[:, 0, 0])
+    return [each[kept] for each, kept in zip(rows, is_row)]
+
+
+def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
+    """For each step an initial row and the successor's, `(num_envs, 2 * num_steps)`, and a mask.
+
+    The mask has the successors, and the initial rows of steps that begin an episode. `begins`
+    says so of the first steps: bool, `(num_envs,)`.
+    """
+    successor = data["next"]
+    keys = data.keys(True)
+    shared = [key for key in successor.keys(True, True) if key in keys]
+    reward, terminated, done = (successor[name].squeeze(-1) for name in FLAGS)
+    rows = successor.select(*shared)
     rows["action"] = data["action"]
-    rows["is_first"] = torch.zeros_like(rows["done"])
+    rows["reward"] = reward
+    rows["is_first"] = torch.zeros_like(done)
+    rows["is_last"] = done
+    rows["is_terminal"] = terminated
     initial = rows.apply(torch.zeros_like)
-    initial["observation"] = data["observation"]
-    initial["is_first"] = ~rows["is_first"]
-    begins = rows["done"].roll(1, 1)
-    begins[:, 0] = True
-    pairs = torch.stack([initial, rows], 2).flatten(1, 2)
-    is_row = torch.stack([begins, torch.ones_like(begins)], 2).flatten(1, 2)
-    return [steps[kept] for steps, kept in zip(pairs, is_row)]
+    initial.update(data.select(*shared))
+    initial["is_first"] = torch.ones_like(done)
+    is_initial = done.roll(1, 1)
+    is_initial[:, 0] = begins
+    is_row = torch.stack([is_initial, torch.ones_like(done)], 2)
+    both = torch.stack([initial, rows], 2)
+    return both.flatten(1, 2), is_row.flatten(1, 2)
+
+
+def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> Tensor:
+    """Whether observations `(n, ...)` differ: bool, `(n,)`."""
+    if isinstance(first, TensorDictBase):
+        parts = [differs(first[key], second[key]) for key in first.keys()]
+        return torch.stack(parts).any(0)
+    unequal = first != second
+    return unequal.reshape(len(first), -1).any(1)
 
 
 class ReplayBuffer:
     """A ring of the latest transitions, as tensors `(size // num_envs, num_envs, ...)`.
 
-    Steps of an env must follow each other: after `env.reset()` in mid-episode, begin a new buffer.
+    Windows of n steps end with their episode, and with the newest step. They also end where data
+    does not begin with the newest successors, as after `env.reset()` in mid-episode or in a run
+    that continues with new episodes.
 
     Args:
         size: number of transitions. gamma: discount factor per step. n_step: number of rewards in a
-        return. Windows end with their episode, and with the newest step. device: device of the
-        storage and of samples. None takes that of the first data.
+        return. device: device of the storage and of samples. None takes that of the first data.
     """
 
     history = 0  # number of the oldest steps that are not sampled
 
     def __init__(
-        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str | None = None
+        self,
+        size: int,
+        gamma: float,
+        n_step: int = 1,
+        device: torch.device | str | None = None,
     ) -> None:
         self.size = size
         self.gamma = gamma
@@ -103,16 +152,44 @@ class ReplayBuffer:
             data = data.unsqueeze(1)
         # Without no_grad(), an actor leaves its graph in the actions.
         data = self.encode(data).detach()
+        self.device = self.device or data.device or data["next", "done"].device
+        data = data.transpose(0, 1).to(self.device)
+        if self.storage is not None:
+            if data.shape[1] != self.num_envs:
+                fault = f"data must have {self.num_envs} envs as before, got {data.shape[1]}"
+                raise ValueError(f"extend: {fault}.")
+            newest = self.storage[(self.written - 1) % self.capacity]
+            is_gap = differs(newest["next", "observation"], data["observation"][0])
+            newest["next", "done"].logical_or_(is_gap.unsqueeze(1))
+        self.write(data)
+
+    def write(self, data: TensorDictBase) -> None:
+        """Stores encoded steps `(num_steps, num_envs)`."""
         if self.storage is None:
-            self.device = self.device or data.device or data["action"].device
-            self.num_envs = len(data)
+            self.num_envs = data.shape[1]
             self.capacity = max(1, self.size // self.num_envs)
-            row = torch.zeros_like(data[:, 0], device=self.device)
+            row = torch.zeros_like(data[0])
             self.storage = row.expand(self.capacity, self.num_envs).clone()
-        data = data[:, -self.capacity :].transpose(0, 1).to(self.device)
+        data = data[-self.capacity :]
         steps = torch.arange(len(data), device=self.device) + self.written
         self.storage[steps % self.capacity] = data
         self.written += len(data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps in storage, oldest first, as new tensors `(num_steps, num_envs, ...)`."""
+        if self.storage is None:
+            return {}
+        steps = torch.arange(self.written - self.num_steps, self.written, device=self.device)
+        return self.storage[steps % self.capacity].to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the steps. A buffer of another size takes the newest ones that fit."""
+        self.storage = None
+        self.written = 0
+        if state:
+            done = state["next"]["done"]
+            self.device = self.device or done.device
+            self.write(TensorDict(state, done.shape[:2], device=self.device))
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draws transitions uniformly, with replacement; see `get`."""
@@ -171,6 +248,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     A transition takes two frames instead of twice `stack_size`. Sampled stacks are bit-identical.
     The `stack_size - 1` oldest steps are not sampled, because older frames are no longer stored.
+    Data that does not continue the newest steps has to begin with initial observations.
 
     Args:
         stack_size: `FrameStackObservation`'s, for observations `(num_envs, stack_size, ...)`.
@@ -182,33 +260,25 @@ class FrameReplayBuffer(ReplayBuffer):
         super().__init__(*args, **kwargs)
         self.history = stack_size - 1
         self.padding_type = padding_type
-        # Steps of each env since its episode began, or since the first stored step
-        self.elapsed: Tensor | int = 0
 
     def encode(self, data: TensorDictBase) -> TensorDictBase:
         observation = data["observation"]
         if observation.shape[2] != self.history + 1:
             fault = f"stack_size must be observation.shape[2], got {self.history + 1}"
             raise ValueError(f"FrameReplayBuffer: {fault} for {tuple(observation.shape)}.")
-        done = data["next", "done"].squeeze(-1)
-        num_envs, num_steps = data.shape
-        following = torch.arange(1, num_steps + 1, device=done.device)
-        before = torch.zeros(num_envs, 1, dtype=torch.int64, device=done.device) - self.elapsed
-        latest_start, _ = torch.where(done, following, before).cummax(1)
-        starts = torch.cat([before, latest_start], 1)  # the first step of each step's episode
-        self.elapsed = num_steps - starts[:, -1:]
-        elapsed = following - 1 - starts[:, :-1]
         encoded = super().encode(data)
-        encoded["elapsed"] = elapsed.clamp(max=self.history).int()
         encoded["observation"] = observation[:, :, -1]
         encoded["next", "observation"] = data["next", "observation"][:, :, -1]
         return encoded
 
     def observation(self, steps: Tensor, envs: Tensor) -> Tensor:
-        ago = torch.arange(self.history, -1, -1, device=self.device)  # oldest frame first
+        ago = torch.arange(self.history + 1, device=self.device)
         steps = steps.unsqueeze(1)
         envs = envs.unsqueeze(1)
-        elapsed = self.read(steps, envs, "elapsed").long()
+        is_end = self.read(steps - ago[1:], envs, "next", "done").squeeze(-1)
+        is_reached = is_end.cumsum(1) == 0
+        elapsed = is_reached.sum(1, keepdim=True)  # steps since the episode began, or `history`
+        ago = ago.flip(0)  # oldest frame first
         frames = self.read(steps - torch.minimum(ago, elapsed), envs, "observation")
         if self.padding_type == "zero":
             is_padding = (ago > elapsed).view(*frames.shape[:2], *[1] * (frames.dim() - 2))
@@ -220,11 +290,105 @@ class FrameReplayBuffer(ReplayBuffer):
         return torch.cat([self.observation(steps, envs)[:, 1:], newest], 1)
 
 
+class SequenceBuffer:
+    """A ring for each env of the latest rows of `sequences`, for world models.
+
+    A sequence begins at any row, and goes on where an episode ends. Each observation is stored
+    once. Data that does not begin with the newest observation is of a new episode.
+
+    Args:
+        size: number of rows. length: number of rows of a sequence. device: device of the storage
+        and of samples. None takes that of the first data.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        length: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.size = size
+        self.length = length
+        self.device = device
+        self.clear()
+
+    def clear(self) -> None:
+        self.storage: TensorDict | None = None
+        self.written = torch.zeros(1, dtype=torch.int64)  # rows by env
+        self.capacity = self.size
+
+    def extend(self, data: TensorDictBase) -> None:
+        """Stores the rows of a collection `(num_envs, num_steps)`."""
+        done = data["next", "done"].squeeze(-1)
+        self.device = self.device or done.device
+        data = data.detach().to(self.device)
+        if self.storage is None:
+            rows, _ = pairs(data[:, :1], done[:, 0])
+            self.allocate(rows[:, 0])
+        newest = (self.written - 1) % self.capacity, self.envs
+        row = self.storage[newest]
+        is_gap = differs(row["observation"], data["observation"][:, 0])
+        begins = row["is_last"] | is_gap
+        self.storage["is_last"][newest] = begins
+        rows, is_row = pairs(data, begins)
+        numbers = is_row.cumsum(1) + self.written.unsqueeze(1)
+        self.written = numbers[:, -1]
+        # The newest rows that fit: equal indices would be written in any order.
+        oldest = self.written - self.capacity
+        is_kept = is_row & (numbers > oldest.unsqueeze(1))
+        slots = (numbers - 1) % self.capacity
+        envs = self.envs.unsqueeze(1).expand_as(slots)
+        self.storage[slots[is_kept], envs[is_kept]] = rows[is_kept]
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """Draws sequences `(batch_size, length)`: first the env, then the first row, uniformly."""
+        num_rows = self.written.clamp(max=self.capacity)
+        num_starts = num_rows - self.length + 1
+        if num_starts.min() < 1:
+            fault = f"must store {self.length} rows of each env, got {num_rows.min()}"
+            raise ValueError(f"sample: {fault}. Call extend() first, or make the buffer larger.")
+        envs = torch.randint(len(self.envs), (batch_size,), device=self.device)
+        oldest = (self.written - num_rows)[envs]
+        position = torch.rand(batch_size, dtype=torch.float64, device=self.device)
+        first = oldest + (position * num_starts[envs]).long()
+        rows = first.unsqueeze(1) + torch.arange(self.length, device=self.device)
+        return self.storage[rows % self.capacity, envs.unsqueeze(1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The storage as new tensors, and the number of rows that were written by env."""
+        if self.storage is None:
+            return {}
+        return {"rows": self.storage.clone().to_dict(), "written": self.written}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the rows by those of a buffer of the same size."""
+        self.clear()
+        if state:
+            is_last = state["rows"]["is_last"]
+            self.device = self.device or is_last.device
+            rows = TensorDict(state["rows"], is_last.shape, device=self.device)
+            self.allocate(rows[0])
+            self.storage.copy_(rows)
+            self.written = state["written"].to(self.device)
+
+    def allocate(self, row: TensorDictBase) -> None:
+        num_envs = len(row)
+        self.envs = torch.arange(num_envs, device=self.device)
+        self.capacity = self.size // num_envs
+        self.storage = torch.zeros_like(row).expand(self.capacity, num_envs).clone()
+        self.storage["is_last"].fill_(True)  # so that the first rows are initial
+        self.written = torch.zeros_like(self.envs)
+
+
 class TorchRLReplayBuffer:
     """TorchRL's `ReplayBuffer` with n-step returns: steps are stored with complete windows."""
 
     def __init__(
-        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str = "cpu"
+        self,
+        size: int,
+        gamma: float,
+        n_step: int = 1,
+        device: torch.device | str = "cpu",
     ) -> None:
         import torchrl.data
 
@@ -251,3 +415,51 @@ class TorchRLReplayBuffer:
     def sample(self, batch_size: int) -> TensorDict:
         """As `ReplayBuffer.sample`."""
         return self.buffer.sample(batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.recent is None:
+            return {}
+        recent = self.recent.state_dict()
+        return {"buffer": self.buffer.state_dict(), "recent": recent, "size": self.recent.size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the steps by those of a buffer of the same size."""
+        self.buffer.empty()
+        self.recent = None
+        if state:
+            self.recent = ReplayBuffer(state["size"], self.gamma, self.n_step, self.device)
+            self.recent.load_state_dict(state["recent"])
+            self.buffer.load_state_dict(state["buffer"])
+
+
+class TorchRLSequenceBuffer:
+    """`SequenceBuffer` by TorchRL's `SliceSampler`, which draws slices of transitions."""
+
+    def __init__(
+        self,
+        size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        import torchrl.data
+
+        # All steps of an env are one trajectory. A slice keeps the flags of its steps.
+        keys = {"traj_key": "env", "init_key": None, "truncated_key": None}
+        self.buffer = torchrl.data.TensorDictReplayBuffer(
+            storage=torchrl.data.LazyTensorStorage(size, ndim=2, device=device),
+            sampler=torchrl.data.SliceSampler(slice_len=length, **keys),
+            dim_extend=1,
+        )
+        self.length = length
+
+    def extend(self, data: TensorDictBase) -> None:
+        """Stores transitions `(num_envs, num_steps)`, which follow those of the last call."""
+        data = data.detach()
+        envs = torch.arange(len(data), device=data["next", "done"].device)
+        data["env"] = envs.unsqueeze(1).expand(data.shape)
+        self.buffer.extend(data)
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """As `SequenceBuffer.sample`. Without `is_init`, each sequence begins as an episode."""
+        slices = self.buffer.sample(batch_size * self.length).view(-1, self.length)
+        return torch.stack([rows[: self.length] for rows in sequences(slices)])

@@ -5,6 +5,7 @@ python examples/sac.py --env-id HalfCheetah-v5 --total-timesteps 1000000 \\
     --hidden-size 256 --batch-size 256 --policy-lr 3e-4
 python examples/sac.py --compile                with graphs of collection and gradients
 python examples/sac.py --torchrl-buffer         with TorchRL's replay buffer
+python examples/sac.py --resume                 continues a run that was killed
 
 Writes metrics.json, with the learning curve, and checkpoint.pt into --out.
 
@@ -16,18 +17,17 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import tyro
-from dqn import compiled, make_buffer, make_collector, update_target, write_metrics
+from dqn import Log, compiled, make_buffer, make_collector, update_target
 from gymnasium.spaces import Box
+from ppo_output import Checkpoint
 from replay import td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
-from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -51,6 +51,10 @@ class Args:
     """store transitions in TorchRL's replay buffer"""
     out: Path | None = None
     """folder of the results; None is runs/sac-<env_id>"""
+    resume: bool = False
+    """continue from the checkpoint in the folder of the results, if there is one"""
+    save_every: int = 5_000
+    """number of env steps between two checkpoints, which hold the replay buffer"""
 
     total_timesteps: int = 10_000
     """total number of env steps, with a gradient step for each of them"""
@@ -197,12 +201,10 @@ def actor_gradients(agent: Agent, batch: dict[str, Tensor]) -> tuple[Tensor, ...
 
 
 def main(args: Args) -> dict[str, object]:
-    start_time = time.perf_counter()
+    log = Log(args, "sac")
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    out = args.out or Path("runs") / f"sac-{args.env_id.replace('/', '-')}"
-    out.mkdir(parents=True, exist_ok=True)
 
     env = make_env(args, args.num_envs)
     agent = Agent(env, args).to(args.device)
@@ -217,50 +219,51 @@ def main(args: Args) -> dict[str, object]:
         set_critic, compute_actor = compiled(collect, critic_gradients, actor_gradients)
 
     td = env.reset(seed=args.seed)
-    curve = []
-    updates = 0
-    global_step = 0
-    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True)
-    while global_step < args.total_timesteps:
-        if global_step < args.learning_starts:
+    parts = {
+        "agent": agent,
+        "critic_optimizer": critic_optimizer,
+        "actor_optimizer": actor_optimizer,
+        "buffer": buffer,
+        "log": log,
+    }
+    checkpoint = Checkpoint(args, env, log.out, parts)
+    if args.resume:
+        td = checkpoint.load(td)
+    log.start()
+    while log.global_step < args.total_timesteps:
+        if log.global_step < args.learning_starts:
             data, td = tw.rollout(env, None, args.num_steps, td)
         else:
             data, td = collect(td)
         buffer.extend(data)
-        global_step += data.numel()
-        progress.update(data.numel())
+        log.count(data.numel())
 
-        due = global_step - args.learning_starts - updates
+        due = log.global_step - args.learning_starts - log.updates
         samples = []
         if due > 0:
             samples = buffer.sample(due * args.batch_size).split(args.batch_size)
         for sample in samples:
             batch = sample.to_dict()
-            updates += 1
+            log.updates += 1
             set_critic(agent, batch)
             critic_optimizer.step()
-            if updates % args.target_network_frequency == 0:
+            if log.updates % args.target_network_frequency == 0:
                 update_target(agent.target_critic, agent.critic, args.tau)
-            if updates % args.policy_frequency == 0:
+            if log.updates % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     gradients = compute_actor(agent, batch)
                     for parameter, gradient in zip(actor_parameters(agent), gradients):
                         parameter.grad = gradient
                     actor_optimizer.step()
 
-        returns = env.transforms[1].return_queue
-        if len(returns) > 0:
-            mean = returns[-10:].mean().item()
-            curve.append((global_step, mean, time.perf_counter() - start_time))
-            progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
-    progress.close()
-    seconds = time.perf_counter() - start_time
-    torch.save(agent.state_dict(), out / "checkpoint.pt")
+        log.record(env.transforms[1].return_queue[-10:])
+        if log.is_save:
+            checkpoint.save([checkpoint.process_state()])
+    log.close()
 
     test_env = make_env(args, 20)
     episodes = tw.evaluate(test_env, agent.actor.greedy, 20, seed=args.seed + 1_000_000)
-    returns = episodes["episode_return"]
-    return write_metrics(out, args, global_step, updates, seconds, curve, returns)
+    return log.write(episodes["episode_return"])
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def end(process):
 
 def iteration(out):
     path = out / "checkpoint.pt"
-    return torch.load(path, weights_only=True)["iteration"] if path.exists() else 0
+    return torch.load(path, weights_only=True)["log"]["iteration"] if path.exists() else 0
 
 
 def workers(process):
@@ -137,8 +137,8 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
         end(process)
     for name in ("agent", "optimizer", "env", "processes"):
         torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
-    assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
-    curves = [[point[:2] for point in checkpoint["curve"]] for checkpoint in (killed, whole)]
+    assert killed["log"]["iteration"] == whole["log"]["iteration"] and len(killed["processes"]) == 2
+    curves = [[point[:2] for point in run["log"]["curve"]] for run in (killed, whole)]
     assert curves[0] == curves[1]
     assert "exitcode: -9" in Path(f"{out}.log").read_text()
     return killed

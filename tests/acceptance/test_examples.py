@@ -276,12 +276,12 @@ def test_ppo_resumed_ends_in_the_same_state_with_each_step_once(tmp_path, monkey
     train("whole")
     save = ppo_output.Checkpoint.save
 
-    def save_second(checkpoint, iteration, processes):
-        if iteration + 1 == 2:
-            save(checkpoint, iteration, processes)
+    def save_first(checkpoint, processes):
+        if not checkpoint.path.exists():
+            save(checkpoint, processes)
 
     with monkeypatch.context() as patch:  # as if killed before the second checkpoint
-        patch.setattr(ppo_output.Checkpoint, "save", save_second)
+        patch.setattr(ppo_output.Checkpoint, "save", save_first)
         train("killed")
     train("killed", resume=True)
 
@@ -426,17 +426,22 @@ def test_defaults_of_continuous_actions_are_cleanrls():
 SMALL = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "update_epochs": 1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        pytest.param({"gamma": 0.9}, "gamma", id="other arguments"),
-        pytest.param({"backend": "gymnasium"}, "torchwrap's own", id="simulator on the host"),
-    ],
-)
-def test_ppo_resume_is_refused(tmp_path, arguments, fault):
+def test_ppo_resume_with_other_arguments_is_refused(tmp_path):
     ppo.main(ppo.Args(**SMALL, out=tmp_path))
-    with pytest.raises(ValueError, match=fault):
-        ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True, **arguments))
+    with pytest.raises(ValueError, match="gamma"):
+        ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True, gamma=0.9))
+
+
+def test_ppo_on_a_host_simulator_resumes_with_new_episodes(tmp_path, monkeypatch):
+    arguments = {"env_id": "Pendulum-v1", "backend": "gymnasium", "out": tmp_path, "resume": True}
+    ppo.main(ppo.Args(**SMALL, **arguments))
+    state = load(tmp_path)
+    state["log"]["iteration"] = 1  # of two
+    torch.save(state, tmp_path / "checkpoint.pt")
+    ppo.main(ppo.Args(**SMALL, **arguments))
+    count = "transforms.NormalizeObservation.statistics.count"
+    new = 4 + 4 * 8  # initial observations, and those of one iteration
+    assert (load(tmp_path)["env"][count] == state["env"][count] + new).all()
 
 
 OTHER_FILES = {

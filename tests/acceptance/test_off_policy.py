@@ -1,17 +1,31 @@
 """examples/replay.py, dqn.py and sac.py: transitions of the buffers, and training."""
 
 import json
+import re
 from collections import deque
 from types import SimpleNamespace
 
 import dqn
 import gymnasium
 import numpy as np
+import ppo_output
 import pytest
 import sac
 import torch
-from gymnasium.spaces import Box, Discrete
-from replay import FrameReplayBuffer, ReplayBuffer, TorchRLReplayBuffer, n_step_returns, sequences
+import world_model
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from helpers import EXAMPLES, load_example
+from replay import (
+    FrameReplayBuffer,
+    ReplayBuffer,
+    SequenceBuffer,
+    TorchRLReplayBuffer,
+    TorchRLSequenceBuffer,
+    differs,
+    episodes,
+    n_step_returns,
+    sequences,
+)
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from torch import nn
 
@@ -119,6 +133,93 @@ def test_n_step_transitions_equal_stable_baselines3(n_step, sizes):
     assert len(found["discount"].unique()) > min(n_step, 2)
 
 
+# Windows of three steps from the three steps of one env, whose rewards are 1, 2, 3 up to the gap
+GAPS = {
+    "reset": lambda env: env.reset(seed=0),
+    "no gap": lambda env: env.restore(env.snapshot()),
+    "another place": lambda env: env.step(env.sample_action())[1],
+}
+
+
+@pytest.mark.parametrize(
+    ("gap", "returns", "discounts"),
+    [
+        pytest.param("reset", [2.75, 3.5, 3], [0.125, 0.25, 0.5], id="reset"),
+        pytest.param("no gap", [2.75, 4.5, 6.25], [0.125] * 3, id="no gap"),
+        pytest.param("another place", [2.75, 3.5, 3], [0.125, 0.25, 0.5], id="another place"),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [False, True], ids=["", "saved"])
+def test_no_window_crosses_to_data_that_does_not_continue(
+    tmp_path, gap, returns, discounts, is_saved
+):
+    env = ScriptedEnv(1, (1,), None)
+    buffer = ReplayBuffer(20, 0.5, n_step=3)
+    data, _ = tw.rollout(env, None, 3, env.reset(seed=0))
+    buffer.extend(data)
+    if is_saved:
+        buffer = saved_and_loaded(buffer, ReplayBuffer(20, 0.5, n_step=3), tmp_path)
+    data, _ = tw.rollout(env, None, 3, GAPS[gap](env))
+    buffer.extend(data)
+    found = buffer.get(torch.arange(3), torch.zeros(3).long())
+    assert found["reward"].tolist() == returns
+    assert found["discount"].tolist() == discounts
+
+
+def test_windows_end_in_the_envs_alone_that_do_not_continue():
+    env = ScriptedEnv(3, (1,), None)
+    buffer = ReplayBuffer(60, 0.5, n_step=2)
+    data, _ = tw.rollout(env, None, 1, env.reset(seed=0))
+    buffer.extend(data)
+    td = env.reset(mask=torch.tensor([False, True, False]))
+    data, _ = tw.rollout(env, None, 1, td)
+    buffer.extend(data)
+    found = buffer.get(torch.zeros(3).long(), torch.arange(3))
+    assert found["reward"].tolist() == [2, 1, 2]
+
+
+@pytest.mark.full
+@pytest.mark.long
+def test_compiled_collections_continue_the_newest_steps():
+    env = tw.TransformedEnv(tw.make("Pendulum-v1", 7), T.NormalizeObservation())
+    collect = tw.Collector(env, None, 3)
+    tw.compile(collect)
+    td = env.reset(seed=0)
+    buffer = ReplayBuffer(7 * 100, 0.99)
+    for _ in range(8):
+        data, td = collect(td)
+        buffer.extend(data)
+    assert not buffer.storage["next", "done"].any()
+
+
+@pytest.mark.parametrize("change", [0, 1], ids=["same", "another"])
+@pytest.mark.parametrize("kind", [Box(-9, 9, (2, 3)), Box(-9, 9, ()), Discrete(3)], ids=str)
+def test_observations_of_every_shape_are_compared(kind, change):
+    inner = Dict(a=kind, b=Tuple([kind]))
+    env = ScriptedEnv(4, observation_space=inner)
+    observation = env.reset(seed=0)["observation"]
+    other = observation.clone()
+    other["b", "0"][2] += change
+    assert differs(observation, other).tolist() == [False, False, bool(change), False]
+
+
+def test_data_of_another_number_of_envs_is_refused():
+    buffer = ReplayBuffer(20, 0.5)
+    for num_envs in (2, 3):
+        (data,) = collections(ScriptedEnv(num_envs), [1])
+        if num_envs == 3:
+            with pytest.raises(ValueError, match="2 envs"):
+                buffer.extend(data)
+        else:
+            buffer.extend(data)
+
+
+def saved_and_loaded(buffer, other, tmp_path):
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
+    return other
+
+
 def add_to_sb3(buffer, transition):
     successor = transition["next"]
     is_truncated = successor["truncated"] & ~successor["terminated"]
@@ -140,8 +241,8 @@ def test_single_frames_make_the_same_stacks(padding, n_step):
     env = tw.TransformedEnv(inner, T.FrameStackObservation(4, padding_type=padding))
     stacks = ReplayBuffer(5 * 20, 0.9, n_step)
     frames = FrameReplayBuffer(4, 5 * 20, 0.9, n_step, padding_type=padding)
-    _, *later = collections(env, [2, 7, 0, 1, 8, 11, 33])  # the buffers start in mid-episode
-    for data in later:
+    _, *later = collections(env, [2, 7, 0, 1, 8])  # the buffers start in mid-episode
+    for data in (*later, *collections(env, [11, 33])):  # a reset in mid-episode
         stacks.extend(data)
         frames.extend(data)
         found = samples(frames)
@@ -174,22 +275,173 @@ def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
     env = tw.make("CartPole-v1", 1, backend="gymnasium")
     data, _ = tw.rollout(env, None, num_steps, env.reset(seed=0))
     actions = data["action"][0].numpy()
-    names = ("observation", "reward", "terminated", "is_first")
+    names = ("observation", "reward", "is_terminal", "is_first")
     (rows,) = sequences(data)
-    assert rows["terminated"].sum() >= 2
+    assert rows["is_terminal"].sum() >= 2
     for name, expected in zip(names, play_gymnasium(actions), strict=True):
         np.testing.assert_array_equal(rows[name].numpy(), expected)
     assert rows["action"][~rows["is_first"]].tolist() == actions.tolist()
 
 
-def test_sequences_hold_each_reward_and_each_end():
-    env = ScriptedEnv(2, (1,), (3, 2), ending="terminated")
-    data, _ = tw.rollout(env, None, 5, env.reset(seed=0))
-    first, second = sequences(data)
-    assert first["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert first["reward"].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert first["terminated"].nonzero().flatten().tolist() == [3, 6]
-    assert second["reward"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+A = (1, 0)
+B = (0, 1)
+
+# Episodes of 3, 1 and 2 steps: terminated, truncated, and both; then one that the data cuts. Env 1
+# begins with the one of 1 step, truncated, so that ends are staggered.
+STEPS = 7
+ROWS = {
+    "observation": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "reward": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "is_first": [1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0],
+    "is_last": [0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0],
+    "is_terminal": [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0],
+    "latent": [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1],
+    "action": [(0, 0), A, B, A, (0, 0), A, (0, 0), A, B, (0, 0), A],
+}
+ROWS_OF_ENV_1 = {
+    "observation": [1000, 1001, 1000, 1001, 1002, 1000, 1001, 1002, 1003, 1000, 1001],
+    "reward": [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1],
+    "is_first": [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0],
+    "is_last": [0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1],
+    "is_terminal": [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0],
+    "latent": [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1],
+    "action": [(0, 0), A, (0, 0), B, A, (0, 0), A, A, B, (0, 0), A],
+}
+
+
+def short_env(num_envs, lengths=(3, 1, 2)):
+    env = ScriptedEnv(num_envs, (1,), lengths, action_space=Discrete(2))
+    return tw.TransformedEnv(env, tw.PolicyState({"latent": ()}))
+
+
+def play(env, num_steps, td=None):
+    """Acts by a script. The latent state counts the observations of the episode."""
+    actions = iter([0, 1, 0, 0, 0, 1, 0] * num_steps)
+
+    def policy(td):
+        td["action"] = torch.full((env.num_envs,), next(actions))
+        td["next", "latent"] = td["latent"] + 1
+        return td
+
+    data, td = tw.rollout(env, policy, num_steps, td)
+    data["action"] = nn.functional.one_hot(data["action"], 2)
+    return data, td
+
+
+def values(rows):
+    columns = {name: rows[name].int().squeeze(-1).tolist() for name in ROWS if name != "action"}
+    return {**columns, "action": [tuple(row) for row in rows["action"].tolist()]}
+
+
+def test_sequences_hold_the_rows_of_short_episodes():
+    data, _ = play(short_env(2), STEPS)
+    assert [values(rows) for rows in sequences(data)] == [ROWS, ROWS_OF_ENV_1]
+
+
+def test_guide_has_the_rows_of_short_episodes():
+    page = (EXAMPLES / "guides" / "sequences.md").read_text()
+    table = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", page, re.MULTILINE)
+    columns = {name: cells.replace(" | ", "") for name, cells in table}
+    actions = {"-": (0, 0), "0": A, "1": B}
+    found = {name: [int(digit) for digit in columns[name]] for name in columns if name != "action"}
+    found["action"] = [actions[digit] for digit in columns["action"]]
+    assert found == ROWS
+
+
+def test_sequences_from_mid_episode_have_no_initial_row_there():
+    data, _ = play(short_env(1), STEPS)
+    (rows,) = sequences(data[:, 1:])  # `is_init` says so
+    assert values(rows) == {name: column[2:] for name, column in ROWS.items()}
+    (rows,) = sequences(data[:, 3:])  # an episode begins here
+    assert values(rows) == {name: column[4:] for name, column in ROWS.items()}
+
+
+def test_episodes_hold_the_transitions_of_short_episodes():
+    data, _ = play(short_env(2), STEPS)
+    found = episodes(data)
+    assert [len(episode) for episode in found] == [3, 1, 2, 1, 1, 2, 3, 1]
+    observations = [episode["observation"].flatten().tolist() for episode in found]
+    assert observations[:4] == [[0, 1, 2], [0], [0, 1], [0]]
+    assert observations[4:] == [[1000], [1000, 1001], [1000, 1001, 1002], [1000]]
+    last = [episode["next"][-1] for episode in found]
+    assert [each["reward"].item() for each in last] == [3, 1, 2, 1, 1, 2, 3, 1]
+    assert [each["terminated"].item() for each in last] == [1, 0, 1, 0, 0, 1, 1, 0]
+    assert [each["truncated"].item() for each in last] == [0, 1, 1, 0, 1, 1, 0, 1]
+    assert [each["done"].item() for each in last] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert not any(episode["next", "done"][:-1].any() for episode in found)
+
+
+def fill(buffer, sizes, lengths=(1, 5, 2, 7)):
+    """Stores collections with these numbers of steps. Returns all rows of each env."""
+    env = short_env(3, lengths)
+    td = env.reset(seed=0)
+    chunks = []
+    for size in sizes:
+        data, td = play(env, size, td)
+        buffer.extend(data)
+        chunks.append(data)
+    return sequences(torch.cat(chunks, 1))
+
+
+@pytest.mark.parametrize("sizes", [[1, 3], [4, 1, 9, 2, 7], [5, 60], [30, 1, 1]], ids=str)
+def test_ring_of_sequences_holds_the_latest_rows(sizes):
+    buffer = SequenceBuffer(3 * 20, length=5)
+    streams = fill(buffer, sizes)
+    assert buffer.written.tolist() == [len(rows) for rows in streams]
+    for env, rows in enumerate(streams):
+        steps = torch.arange(len(rows))[-20:]
+        assert (buffer.storage[steps % 20, env] == rows[-20:]).all()
+    for sample in buffer.sample(100):
+        env = int(sample["observation"][0]) // 1000
+        kept = streams[env][-20:]
+        assert any((kept[start : start + 5] == sample).all() for start in range(len(kept) - 4))
+
+
+def test_sequences_begin_at_every_row_alike():
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [15, 15], lengths=None)  # observations 1000 * env + 11 to 30
+    torch.manual_seed(0)
+    first = buffer.sample(48_000)["observation"][:, 0].flatten()
+    starts, counts = first.unique(return_counts=True)
+    expected = 1000 * torch.arange(3).unsqueeze(1) + torch.arange(11, 27)
+    assert starts.equal(expected.flatten().float())
+    assert (counts - 1000).abs().max() < 150
+
+
+def test_sequences_end_where_data_does_not_continue():
+    env = short_env(1, lengths=None)
+    buffer = SequenceBuffer(20, length=5)
+    for num_steps in (2, 1):
+        data, _ = play(env, num_steps, env.reset(seed=0))
+        buffer.extend(data)
+    rows = buffer.sample(1)[0]
+    assert rows["observation"].flatten().tolist() == [0, 1, 2, 0, 1]
+    assert rows["is_first"].tolist() == [1, 0, 0, 1, 0]
+    assert rows["is_last"].tolist() == [0, 0, 1, 0, 0]
+    assert not rows["is_terminal"].any()
+
+
+def test_sample_of_sequences_from_too_few_rows_is_refused():
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [3], lengths=None)
+    with pytest.raises(ValueError, match="5 rows"):
+        buffer.sample(1)
+
+
+def test_slices_of_torchrl_are_parts_of_the_sequences():
+    pytest.importorskip("torchrl")
+    buffer = TorchRLSequenceBuffer(3 * 20, length=5)
+    streams = fill(buffer, [8] * 4)
+    sample = buffer.sample(100)
+    assert sample.shape == (100, 5)
+    assert sample["is_last"][:, :-1].any()
+    for rows in sample:
+        stream = streams[int(rows["observation"][0]) // 1000]
+        assert any((stream[start : start + 5] == rows).all() for start in range(len(stream) - 4))
+
+
+def SEQUENCES():
+    return SequenceBuffer(40, length=2)
 
 
 BUFFERS = {
@@ -215,6 +467,44 @@ def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
     assert sample["action"].any()
     assert not [key for key, value in sample.items() if value.requires_grad]
     assert transition["action"].requires_grad  # the caller's tensors keep theirs
+
+
+@pytest.mark.parametrize("num_steps", [0, 3, 25], ids=["empty", "not full", "wrapped"])
+@pytest.mark.parametrize("make_buffer", [*BUFFERS.values(), SEQUENCES], ids=[*BUFFERS, "sequences"])
+def test_buffer_from_a_file_samples_the_same_before_and_after_more_data(
+    tmp_path, make_buffer, num_steps
+):
+    if make_buffer is BUFFERS["torchrl"]:
+        pytest.importorskip("torchrl")
+    env = tw.TransformedEnv(ScriptedEnv(2, (3,), (1, 6)), T.FrameStackObservation(2))
+    first, *later = collections(env, [max(num_steps, 1), 5, 5])
+    buffer = make_buffer()
+    if num_steps:
+        buffer.extend(first)
+    loaded = saved_and_loaded(buffer, make_buffer(), tmp_path)
+    for data in (None, *later):
+        if data is not None:
+            buffer.extend(data)
+            loaded.extend(data)
+        elif not num_steps:
+            continue
+        torch.manual_seed(0)
+        expected = buffer.sample(64)
+        torch.manual_seed(0)
+        found = loaded.sample(64)
+        assert (found == expected).all()
+
+
+@pytest.mark.parametrize("size", [10, 80])
+def test_buffer_of_another_size_takes_the_newest_steps(size):
+    buffer = ReplayBuffer(40, 0.9, n_step=2)
+    for data in collections(ScriptedEnv(2, (1,)), [13, 13]):
+        buffer.extend(data)
+    other = ReplayBuffer(size, 0.9, n_step=2)
+    other.load_state_dict(buffer.state_dict())
+    kept = min(20, size // 2)
+    assert (samples(other) == samples(buffer)[:, -kept:]).all()
+    assert other.num_steps == kept
 
 
 @pytest.fixture
@@ -336,6 +626,76 @@ def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)
 
 
+RESUMED = [
+    pytest.param(dqn, {}, id="dqn"),
+    pytest.param(sac, {}, marks=pytest.mark.full, id="sac"),
+    pytest.param(
+        sac, {"torchrl_buffer": True, "n_step": 3}, marks=pytest.mark.full, id="sac, TorchRL"
+    ),
+]
+RESUMED_STEPS = {"total_timesteps": 128, "save_every": 64, "learning_starts": 48, "num_envs": 16}
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def train_and_kill(monkeypatch):
+    """Trains up to the first checkpoint."""
+    save = ppo_output.Checkpoint.save
+
+    def save_and_die(checkpoint, processes):
+        save(checkpoint, processes)
+        raise Killed
+
+    def train_and_kill(script, **arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(ppo_output.Checkpoint, "save", save_and_die)
+            with pytest.raises(Killed):
+                script.main(script.Args(**arguments))
+
+    return train_and_kill
+
+
+def read_checkpoint(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("script", "arguments"), RESUMED)
+def test_resumed_script_ends_in_the_same_state(tmp_path, train_and_kill, script, arguments):
+    if "torchrl_buffer" in arguments:
+        pytest.importorskip("torchrl")
+    arguments = {**RESUMED_STEPS, **arguments}
+    script.main(script.Args(out=tmp_path / "whole", **arguments))
+    train_and_kill(script, out=tmp_path / "killed", **arguments)
+    script.main(script.Args(out=tmp_path / "killed", resume=True, **arguments))
+    found, expected = (read_checkpoint(tmp_path / name) for name in ("killed", "whole"))
+    for state in (found, expected):
+        del state["run"]
+        state["log"]["curve"] = [point[:2] for point in state["log"]["curve"]]
+        del state["log"]["seconds"]
+        if "torchrl_buffer" in arguments:  # its storage is not initialized where it is not full
+            storage = state["buffer"]["buffer"].pop("_storage")
+            state["stored"] = {
+                key: value[: storage["_len"]] for key, value in storage["_storage"].items()
+            }
+    assert expected["log"]["updates"] >= 40
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.full
+def test_windows_end_where_a_script_resumes_on_a_host_simulator(tmp_path, train_and_kill):
+    arguments = {**RESUMED_STEPS, "env_id": "InvertedPendulum-v5", "out": tmp_path}
+    train_and_kill(sac, **arguments)
+    steps = read_checkpoint(tmp_path)["buffer"]["next"]["done"]
+    sac.main(sac.Args(**arguments, resume=True))
+    resumed = read_checkpoint(tmp_path)["buffer"]["next"]["done"]
+    assert not steps[-1].all()
+    assert resumed[len(steps) - 1].all()
+    assert len(resumed) == 2 * len(steps)
+
+
 @pytest.mark.parametrize(
     ("script", "env_id", "other"),
     [(dqn, "Pendulum-v1", "sac.py"), (sac, "CartPole-v1", "dqn.py")],
@@ -352,3 +712,65 @@ def test_script_refuses_actions_of_the_other_one(tmp_path, script, env_id, other
 def test_script_learns(tmp_path, script, goal):
     metrics = script.main(script.Args(seed=7, out=tmp_path))
     assert metrics["eval_mean_return"] > goal
+
+
+SHORT = {"total_timesteps": 400, "num_envs": 4, "updates": 2, "batch_size": 4}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("torchrl", [False, True], ids=["replay.py", "torchrl"])
+def test_world_model_learns_from_pixels(capsys, torchrl):
+    if torchrl:
+        pytest.importorskip("torchrl")
+    world_model.main(world_model.Args(**SHORT, torchrl_buffer=torchrl))
+    losses = re.findall(r"pixels ([\d.]+)", capsys.readouterr().out)
+    assert float(losses[1]) < float(losses[0])
+
+
+@pytest.mark.full
+@pytest.mark.long
+def test_world_model_remembers_what_it_cannot_see():
+    assert world_model.main(world_model.Args(seed=7)) > 0.8
+
+
+def test_world_model_starts_from_the_state_of_the_policy():
+    args = world_model.Args(num_envs=3, latent_size=8)
+    env = world_model.make_env(args)
+    model = world_model.WorldModel(env, args)
+    data, _ = tw.rollout(env, model.act, 12, env.reset(seed=0))
+    for rows in sequences(data):
+        whole = model.predict(rows.unsqueeze(0))["reward"][0]
+        part = model.predict(rows[4:].unsqueeze(0))["reward"][0]
+        torch.testing.assert_close(part, whole[4:])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Box(0, 9, (2,)), Box(0, 255, (8, 8, 3), np.uint8), Dict(a=Box(0, 9, ()), b=Discrete(9))],
+    ids=["vector", "image", "dict"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of missing metadata
+def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch, space):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    dataset_of = load_example("minari_dataset")
+    env = ScriptedEnv(2, episode_lengths=(3, 1, 2), observation_space=space)
+    data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    dataset_of.write("scripted/test-v0", data, env)
+    dataset = minari.load_dataset("scripted/test-v0")
+    found = list(dataset.iterate_episodes())
+    # Of both envs, without the one of env 0 that the data cuts
+    assert [len(episode) for episode in found] == [3, 1, 2, 1, 2, 3, 1]
+    assert [episode.rewards.tolist() for episode in found[:3]] == [[1, 2, 3], [1], [1, 2]]
+    assert [bool(episode.terminations[-1]) for episode in found[:3]] == [True, False, True]
+    assert [bool(episode.truncations[-1]) for episode in found[:3]] == [False, True, True]
+    observations = found[0].observations
+    if isinstance(space, Dict):
+        observations = observations["a"]
+    first = observations.reshape(4, -1)[:, 0]
+    assert first.tolist() == [0, 1, 2, 3]
+    whole = [episode for episode in episodes(data) if episode["next", "done"][-1]]
+    for episode, expected in zip(found, whole, strict=True):
+        transitions = dataset_of.from_minari(episode)
+        assert (transitions == expected.select(*transitions.keys(True, True))).all()
+    assert dataset_of.read(dataset).num_steps == 13

@@ -95,7 +95,7 @@ def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*command, "--out", folder], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
-        curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["curve"]
+        curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["log"]["curve"]
     names = ("env_steps", "wall_seconds", "final_mean_return", "eval_mean_return")
     return {**{name: metrics[name] for name in names}, "curve": curve}
 

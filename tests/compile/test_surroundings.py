@@ -48,6 +48,7 @@ assert settings() == before[1], "settings have changed"
 
 
 @pytest.mark.full
+@pytest.mark.long
 def test_the_users_own_graphs_and_settings_stay_as_they_were():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300

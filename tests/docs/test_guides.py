@@ -16,6 +16,7 @@ OPTIONAL = {
     "envpool",
     "gymnax",
     "jax",
+    "minari",
     "mjlab",
     "onnxruntime",
     "onnxscript",

@@ -167,7 +167,7 @@ def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=4, long=12)
+@numbers(quick=0, full=2, long=12)
 def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"{check.__name__} {first_seed + number}")
     with repeatable(stack):
@@ -175,7 +175,7 @@ def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=2)
+@numbers(quick=0, full=1, long=3)
 def test_stack_through_inductor_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"inductor {first_seed + number}", num_envs=(3,))
     with repeatable(stack):
@@ -211,13 +211,14 @@ def fills_all_but_the_first_in_graphs(mask, buffer, value, whole=RowMask.fill_):
             draw,
             "(operation .*|the last snapshot), after writes",
         ),
-        (
+        pytest.param(
             RowMask,
             "fill_",
             fills_all_but_the_first_in_graphs,
             check_compiled_env,
             compilable,
             "operation .* instead of",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -46,6 +46,9 @@ VARIANTS = (
     "GrayscaleObservation of OpenCV",
     "ResizeObservation to half",
     "AddNoise",
+    "FrameStackObservation of a Dict",
+    "NormalizeObservation of a Dict",
+    "DelayObservation",
 )
 
 

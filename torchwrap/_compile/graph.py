@@ -33,12 +33,11 @@ OUTSIDE = ("outside",)
 """The key under which a step stores whether an action is out of bounds."""
 
 # The C++ wrapper calls the kernels of a graph without Python in between. Rows often hold a few
-# numbers: as the tail of a vector they are faster one by one, and frames are stacked in one pass.
+# numbers: as the tail of a vector they are faster one by one.
 _CPU_OPTIONS: Options = {
     "cpp_wrapper": True,
     "size_asserts": False,
     "cpp.enable_loop_tail_vec": False,
-    "force_pointwise_cat": True,
 }
 
 

@@ -65,10 +65,12 @@ class _Frames(BatchedModule):
         Returns the frames. Other rows are 0 or unspecified.
         """
         initial = mask.gather(initial).unsqueeze(1)
-        padding = initial if self.repeats_initial else self.padding
-        shape = (initial.shape[0], self.size - 1, *self.padding.shape)
-        padding = padding.expand(shape)
-        frames = torch.cat([padding, initial], 1)
+        shape = (initial.shape[0], self.size, *self.padding.shape)
+        if self.repeats_initial:
+            frames = initial.expand(shape)
+        else:
+            kept = self.padding.expand(shape)[:, 1:]
+            frames = torch.cat([kept, initial], 1)
         mask.scatter_(self.frames, frames)
         return mask.spread(frames)
 

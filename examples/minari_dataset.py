@@ -1,0 +1,84 @@
+"""Collected episodes as a Minari dataset, and a dataset as transitions, in a file to copy.
+
+python examples/minari_dataset.py     writes episodes of CartPole-v1, and reads them back
+
+Datasets are below MINARI_DATASETS_PATH, or ~/.minari/datasets. Needs the extra `minari`.
+"""
+
+from __future__ import annotations
+
+import minari
+import torch
+from minari import EpisodeData
+from minari.data_collector import EpisodeBuffer
+from replay import ReplayBuffer, episodes
+from tensordict import TensorDict
+
+import torchwrap as tw
+
+
+def to_minari(episode: TensorDict) -> EpisodeBuffer:
+    """Minari's episode, with n + 1 observations, of transitions `(n,)`."""
+    successor = episode["next"]
+    observations = torch.cat([episode["observation"], successor["observation"][-1:]])
+    return EpisodeBuffer(
+        observations=observations.numpy(),  # a dict, if they are a TensorDict
+        actions=episode["action"].numpy(),
+        rewards=successor["reward"].flatten().numpy(),
+        terminations=successor["terminated"].flatten().numpy(),
+        truncations=successor["truncated"].flatten().numpy(),
+    )
+
+
+def from_minari(episode: EpisodeData) -> TensorDict:
+    """Transitions `(n,)` of Minari's episode."""
+    num_steps = len(episode)
+    rows = TensorDict({"observation": episode.observations}, [num_steps + 1])
+    steps = TensorDict({"action": episode.actions}, [num_steps])
+    reward, terminated, truncated = (
+        torch.as_tensor(column).unsqueeze(-1)
+        for column in (episode.rewards, episode.terminations, episode.truncations)
+    )
+    steps["observation"] = rows["observation"][:-1]
+    steps["next", "observation"] = rows["observation"][1:]
+    steps["next", "reward"] = reward.float()
+    steps["next", "terminated"] = terminated
+    steps["next", "truncated"] = truncated
+    steps["next", "done"] = terminated | truncated
+    return steps
+
+
+def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDataset:
+    """Writes the episodes of a collection that end in it."""
+    whole = [episode for episode in episodes(data) if episode["next", "done"][-1]]
+    return minari.create_dataset_from_buffers(
+        dataset_id,
+        [to_minari(episode) for episode in whole],
+        observation_space=env.single_observation_space,
+        action_space=env.single_action_space,
+        jpeg_encoding=False,  # images as they are
+    )
+
+
+def read(dataset: minari.MinariDataset, n_step: int = 1) -> ReplayBuffer:
+    """A buffer of the whole dataset. Windows of n steps end with their episode."""
+    buffer = ReplayBuffer(dataset.total_steps, gamma=0.99, n_step=n_step)
+    for episode in dataset.iterate_episodes():
+        buffer.extend(from_minari(episode).unsqueeze(0))  # as of one env
+    return buffer
+
+
+def main() -> None:
+    env = tw.make("CartPole-v1", num_envs=16)
+    data, _ = tw.rollout(env, None, 200, env.reset(seed=0))
+    dataset_id = "cartpole/random-v0"
+    if dataset_id in minari.list_local_datasets():
+        minari.delete_dataset(dataset_id)
+    write(dataset_id, data, env)
+    dataset = minari.load_dataset(dataset_id)
+    print(f"{dataset.total_episodes} episodes, {dataset.total_steps} steps")
+    print(read(dataset, n_step=3).sample(256))
+
+
+if __name__ == "__main__":
+    main()
