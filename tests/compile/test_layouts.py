@@ -97,6 +97,23 @@ def test_view_as_observation_matches_eager(name, tolerance):
         assert_same(data, expected, tolerance)
 
 
+@full
+@pytest.mark.compiles
+def test_statistics_of_a_slice_through_inductor_match_eager():
+    def make():
+        space = Box(-float("inf"), float("inf"), (2,))
+        rest = T.TransformObservation(lambda observation: (2 * observation)[:, 2:], space)
+        return tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (4,)), rest, T.NormalizeObservation())
+
+    env, eager = both(make)
+    td, eager_td = (each.reset(seed=0) for each in (env, eager))
+    for _ in range(3):
+        action = eager.sample_action()
+        _, td = env.step(td.set("action", action))
+        _, eager_td = eager.step(eager_td.set("action", action.clone()))
+        assert_same(td, eager_td, INDUCTOR)
+
+
 def recurrent():
     """A collector whose policy adds its actions up."""
 

@@ -210,6 +210,18 @@ def test_step_through_inductor_agrees():
     assert_agrees(functools.partial(stack, "Compose of seven"), 60, INDUCTOR, step)
 
 
+@full
+def test_vmap_through_inductor_equals_the_eager_one():
+    pure = tw.pure(tw.make("Acrobot-v1", 3))  # its angles are views
+    state = torch.stack([pure.init(seed)[0] for seed in (1, 2)])
+    step = torch.vmap(lambda state, action: pure.step(state, action)[:2])
+    actions = torch.tensor([[0, 1, 2], [2, 0, 0]])
+    expected, expected_transition = step(state, actions)
+    found, transition = compiled(step, "inductor")(state, actions)
+    assert_same(found, expected, INDUCTOR)
+    assert_same(transition, expected_transition, INDUCTOR)
+
+
 # No side effects.
 
 

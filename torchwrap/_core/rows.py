@@ -114,9 +114,10 @@ def materialize(tensor: Tensor) -> Tensor:
     """Stores an intermediate result of a compiled graph, such as statistics that all rows share.
 
     Inductor would otherwise compute a division or a root again in each result and each row. A view
-    made with `as_strided` forces it to store the value.
+    made with `as_strided` forces it to store the value. What is a view already stays as it is,
+    because Inductor may give its base other strides than it has here.
     """
-    if is_traced(tensor):
+    if is_traced(tensor) and tensor.untyped_storage().size() == tensor.nbytes:
         return tensor.as_strided(tensor.shape, tensor.stride())
     return tensor
 
