@@ -102,6 +102,11 @@ TRANSFORMS = {
         ScriptedEnv,
     ),
     "DelayAction": (lambda: T.DelayAction((0, 2)), ScriptedEnv),
+    "LastActionObservation": (T.LastActionObservation, ScriptedEnv),
+    "LastActionObservation of Dicts": (
+        lambda: T.LastActionObservation(False, key="action"),
+        functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
+    ),
     "DelayObservation of a Dict": (lambda: T.DelayObservation(3), observing(DICT)),
     "TimeAwareObservation": (
         lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]),

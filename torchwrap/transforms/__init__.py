@@ -10,6 +10,7 @@ from torchwrap.transforms.history import (
     DelayAction,
     DelayObservation,
     FrameStackObservation,
+    LastActionObservation,
     StickyAction,
 )
 from torchwrap.transforms.image import (
@@ -56,6 +57,7 @@ __all__ = [
     "FlattenObservation",
     "FrameStackObservation",
     "GrayscaleObservation",
+    "LastActionObservation",
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationGroups",

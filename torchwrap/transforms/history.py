@@ -19,7 +19,7 @@ from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import AugmentedObservation, Transform
 
 
 class _Frames(BatchedModule):
@@ -139,6 +139,21 @@ class _ObservationHistory(_History):
             return self._output(self.frames_of[path].restart(initial, mask))
 
         return td.set("observation", spaces.apply(restart, td["observation"]))
+
+
+class _ActionHistory(_History):
+    """Base for transforms that keep the latest actions."""
+
+    padding_types = ("zero",)
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        for frames in self.frames_of.values():
+            frames.clear(mask)
+        return td
 
 
 class FrameStackObservation(_ObservationHistory):
@@ -284,7 +299,7 @@ class DelayObservation(_Delay, _ObservationHistory):
         return super().reset(td, mask)
 
 
-class DelayAction(_Delay):
+class DelayAction(_Delay, _ActionHistory):
     """Delays actions by a number of steps, as actuators and networks do.
 
     Args:
@@ -305,8 +320,6 @@ class DelayAction(_Delay):
     tensor([5])
     """
 
-    padding_types = ("zero",)
-
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_action_space, signature)
 
@@ -319,9 +332,60 @@ class DelayAction(_Delay):
         mask: RowMask,
     ) -> TensorDict:
         self._draw_delays(mask)
-        for frames in self.frames_of.values():
-            frames.clear(mask)
-        return td
+        return super().reset(td, mask)
+
+
+class LastActionObservation(_ActionHistory, AugmentedObservation):
+    """Adds the agent's last action to the observation, as Isaac Lab's `last_action` does.
+
+    It is the action that reaches this transform: before the transforms below change it.
+
+    Args:
+        flatten: whether to flatten the result into one vector, as Gymnasium's `flatten` does.
+        padding_type: the last action in initial observations: "zero" is the action of the space
+            nearest to zero, and an action of the space is used itself.
+        key: key of the action in a `Dict` observation.
+
+    Shape: a `Dict` holds the action under `key`, a `Tuple` as its last element; any other
+    observation becomes a `Dict` of "obs" and `key`. With `flatten`, all of it is one vector.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = ScriptedEnv(1, (1,), action_space=Box(-1, 1, (2,)))
+    >>> env = TransformedEnv(env, LastActionObservation())
+    >>> td = env.reset()
+    >>> td["observation"], env.step(td.set("action", torch.tensor([[0.5, -1]])))[1]["observation"]
+    (tensor([[0., 0., 0.]]), tensor([[ 1.0000,  0.5000, -1.0000]]))
+    """
+
+    def __init__(
+        self, flatten: bool = True, *, padding_type: str | Any = "zero", key: str = "last_action"
+    ) -> None:
+        super().__init__(padding_type)
+        self.flatten = validation.flag("LastActionObservation", "flatten", flatten)
+        self.key = validation.text("LastActionObservation", "key", key)
+
+    def setup(self, signature: Signature) -> Signature:
+        self.action_space = signature.single_action_space
+        self._make_frames(self.action_space, signature, 1)
+        return self._add_space(signature, self.key, self.action_space)
+
+    def action(self, action: Value) -> Value:
+        for path, _ in spaces.leaves(self.action_space):
+            self.frames_of[path].append(spaces.entry(action, path))
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        def latest(path: Path, leaf: Space[Any]) -> Tensor:
+            return self.frames_of[path].frames[:, 0].clone()
+
+        return self._add_entry(td, spaces.build(self.action_space, latest, td.batch_size[0]))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        return self.step(super().reset(td, mask))
 
 
 class StickyAction(_History):
