@@ -145,6 +145,8 @@ TRANSFORMS = {
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
     "AddNoise of torchwrap": (lambda: T.AddNoise(0.1, "uniform"), ScriptedEnv),
+    "AddNoise for an episode": (lambda: T.AddNoise(0.1, period=None), ScriptedEnv),
+    "AddNoise for two steps": (lambda: T.AddNoise(0.1, period=2), ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
             {

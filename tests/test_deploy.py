@@ -134,6 +134,7 @@ CATALOGUE = {**COMPILED, **UNCAPTURED}
 DRAWS = {
     *("AddWhiteNoise", "ObstructView", "StickyAction", "AddNoise", "AddNoise of torchwrap"),
     *("ObservationGroups", "ObservationKeys", "DelayObservation, drawn", "DelayAction"),
+    *("AddNoise for an episode", "AddNoise for two steps"),
 }
 
 

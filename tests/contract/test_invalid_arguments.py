@@ -25,6 +25,7 @@ UINT16 = spaces.Box(
 # Wrong values of each kind of argument, by the error that they raise.
 WRONG = {
     "integer": {TypeError: [None, "3", 2.0, torch.ones(2)], ValueError: [0, -7, True, 2**63]},
+    "period": {TypeError: ["3", 2.0], ValueError: [0, -7, True]},
     "delay": {ValueError: [-1, False, (), (1, 2, 3), (3, 2)]},
     "duration": {ValueError: [0, (), [1], (3, 2), (1, 2**63)]},
     "flag": {TypeError: [None, 1, "yes", np.True_]},
@@ -69,6 +70,7 @@ ARGUMENTS = {
     "AddNoise.scale": "noise",
     "AddNoise.distribution": "choice",
     "AddNoise.in_eval": "flag",
+    "AddNoise.period": "period",
     "AddWhiteNoise.probability_of_noise_per_pixel": "below one",
     "AddWhiteNoise.is_noise_grayscale": "flag",
     "ClipObservation.min_obs": "number",

@@ -68,11 +68,16 @@ class TransformObservation(ObservationTransform):
 class AddNoise(ObservationTransform):
     """Adds random numbers to observations, as sensors do: each component, env and step has its own.
 
+    `AddNoise(0.1, period=None)` is a bias of the sensors, drawn for each episode, as Isaac Lab's
+    `NoiseModelWithAdditiveBias`.
+
     Args:
         scale: standard deviation of normal noise, or the largest size of uniform noise; at least 0,
             a number or an array that broadcasts to the observation.
         distribution: "normal" or "uniform".
         in_eval: whether `env.eval()` keeps the noise.
+        period: number of steps of an episode for which the noise stays the same. None is the whole
+            episode.
 
     Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
 
@@ -90,23 +95,19 @@ class AddNoise(ObservationTransform):
         distribution: Literal["normal", "uniform"] = "normal",
         *,
         in_eval: bool = True,
+        period: int | None = 1,
     ) -> None:
         super().__init__()
-        sizes = np.array(scale)
-        is_real = sizes.dtype.kind in "iuf"
-        if not is_real or not 0 <= sizes.min() <= sizes.max() < np.inf:
-            must = "scale must be finite numbers of at least 0"
-            raise ValueError(refusal("AddNoise", must, repr(scale)))
-        self.scale = sizes
+        self.scale = validation.array("AddNoise", "scale", scale, low=0)
         self.distribution = validation.choice(
             "AddNoise", "distribution", distribution, "normal", "uniform"
         )
         self.in_eval = validation.flag("AddNoise", "in_eval", in_eval)
+        self.period = validation.period("AddNoise", period)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
-        scale = np.broadcast_to(self.scale, box.shape).astype(box.dtype)
-        self._register_constants(signature.device, factors=scale)
+        self._register_coefficients(box, signature.device, factors=self.scale)
         self.stream, signature = signature.stream()
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)
@@ -117,7 +118,7 @@ class AddNoise(ObservationTransform):
     def observation(self, observation: Tensor) -> Tensor:
         if not (self.training or self.in_eval):
             return observation
-        key = self.stream.key()
+        key = self.stream.key().hold(self.period)
         shape = observation.shape[1:]
         if self.distribution == "normal":
             noise = random.normal(key, shape=shape)

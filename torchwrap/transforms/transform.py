@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
+from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.spaces.utils import flatten_space
 from tensordict import TensorDict
 from torch import Tensor
@@ -125,6 +125,12 @@ class Transform(BatchedModule):
         """Registers arrays, tensors or lists as buffers that are not saved."""
         for name, value in values.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
+
+    def _register_coefficients(self, box: Box, device: torch.device, **values: Any) -> None:
+        """Registers arrays that broadcast to a Box as buffers of its shape and dtype."""
+        for name, value in values.items():
+            array = np.broadcast_to(value, box.shape).astype(box.dtype)
+            self._register_constants(device, **{name: array})
 
     def _attach(self, position: str, signature: Signature) -> Signature:
         """Allocates buffers and sets up. Returns the signature of the layer above."""
