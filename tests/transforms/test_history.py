@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from oracles import RandomEnv, assert_agrees, assert_equals_wrapper, make, scripted, step
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
@@ -287,3 +287,46 @@ def test_last_action_of_a_tree_is_an_entry_of_the_observation(below, key):
     last = transition["next", "observation", key]
     assert (last == action).all()
     assert contains(env.single_observation_space, transition["next", "observation"])
+
+
+def filtered(transform, lengths, actions):
+    """The env's actions, and the flags `done`: `(num_steps, num_envs, ...)`."""
+    env = scripted(transform, action_space=Box(-9, 9, (2,)), episode_lengths=lengths)
+    steps = [successor for successor, _ in play(env, actions)]
+    received = np.stack([step["info", "action"].numpy() for step in steps])
+    return received, np.stack([step["done"][:, 0].numpy() for step in steps])
+
+
+def episodes(done):
+    """Slices of the steps of each whole episode, with its row."""
+    for row, ends in enumerate(done.T):
+        starts = [0, *(np.flatnonzero(ends) + 1)]
+        for start, stop in zip(starts, [*starts[1:], len(ends)], strict=True):
+            yield row, slice(start, stop)
+
+
+@lengths
+@pytest.mark.parametrize("padding", [0, 2])
+def test_low_pass_action_equals_its_impulse_response_in_every_episode(padding, lengths):
+    alpha = np.float64([0.25, 1])
+    actions = random_actions(12)
+    low_pass = T.LowPassAction(alpha, padding_type=np.float32([padding, padding]))
+    received, done = filtered(low_pass, lengths, actions)
+    for row, steps in episodes(done):
+        inputs = actions[steps, row].astype(np.float64)
+        for number in range(len(inputs)):
+            ages = np.arange(number, -1, -1)[:, None]
+            expected = (alpha * (1 - alpha) ** ages * inputs[: number + 1]).sum(0)
+            expected += (1 - alpha) ** (number + 1) * padding
+            assert_allclose(received[steps, row][number], expected, rtol=1e-5, atol=1e-6)
+
+
+@lengths
+def test_rate_limit_action_equals_numpys_in_every_episode(lengths):
+    actions = random_actions(12)
+    received, done = filtered(T.RateLimitAction([0.5, 0.1]), lengths, actions)
+    for row, steps in episodes(done):
+        last = np.zeros(2)
+        for action, given in zip(actions[steps, row], received[steps, row], strict=True):
+            last = last + np.clip(action.astype(np.float64) - last, [-0.5, -0.1], [0.5, 0.1])
+            assert_allclose(given, last, atol=1e-6)

@@ -1,7 +1,7 @@
 """Transforms, one file per family."""
 
 from torchwrap.statistics import RunningMeanStd
-from torchwrap.transforms.action import ClipAction, TransformAction
+from torchwrap.transforms.action import AffineAction, ClipAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
@@ -11,6 +11,8 @@ from torchwrap.transforms.history import (
     DelayObservation,
     FrameStackObservation,
     LastActionObservation,
+    LowPassAction,
+    RateLimitAction,
     StickyAction,
 )
 from torchwrap.transforms.image import (
@@ -44,6 +46,7 @@ __all__ = [
     "ActionTransform",
     "AddNoise",
     "AddWhiteNoise",
+    "AffineAction",
     "ClipAction",
     "ClipObservation",
     "ClipReward",
@@ -58,6 +61,7 @@ __all__ = [
     "FrameStackObservation",
     "GrayscaleObservation",
     "LastActionObservation",
+    "LowPassAction",
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationGroups",
@@ -65,6 +69,7 @@ __all__ = [
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",
+    "RateLimitAction",
     "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",

@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -333,6 +334,94 @@ class DelayAction(_Delay, _ActionHistory):
     ) -> TensorDict:
         self._draw_delays(mask)
         return super().reset(td, mask)
+
+
+class _FilteredAction(_ActionHistory):
+    """Base for filters: the env's action moves from the last one towards the agent's."""
+
+    def _make_filter(self, signature: Signature, **coefficients: Any) -> Signature:
+        owner = type(self).__name__
+        box = spaces.box(owner, "action", signature.single_action_space, of="floats")
+        self._make_frames(box, signature, 1)
+        self._register_coefficients(box, signature.device, **coefficients)
+        return signature
+
+    def _change(self, difference: Tensor) -> Tensor:
+        """Returns the change of the env's action, from its difference to the agent's."""
+        raise NotImplementedError
+
+    def action(self, action: Value) -> Value:
+        (latest,) = self.frames_of.values()
+        last = latest.frames[:, 0]
+        filtered = last + self._change(action - last)  # type: ignore[operator]
+        return latest.append(filtered)[:, 0]
+
+
+class LowPassAction(_FilteredAction):
+    """Smooths actions by an exponential moving average, a low-pass filter of first order.
+
+    The env's action is `y[t] = alpha * action[t] + (1 - alpha) * y[t - 1]`, as for Isaac Lab's
+    `EMAJointPositionToLimitsAction`. For MuJoCo's `filterexact` with time constant tau and step dt,
+    alpha is `1 - exp(-dt / tau)`.
+
+    Args:
+        alpha: weight of the new action in [0, 1], a number or an array that broadcasts to the
+            action.
+        padding_type: the env's action before an episode: "zero" is the action of the space nearest
+            to zero, and an action of the space is used itself.
+
+    Shape: a Box of floats, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (1,))), LowPassAction(0.5))
+    >>> _, td = env.step(env.reset().set("action", torch.ones(1, 1)))
+    >>> env.step(td.set("action", torch.ones(1, 1)))[0]["next", "info", "action"]
+    tensor([[0.7500]])
+    """
+
+    weight: Tensor
+
+    def __init__(self, alpha: ArrayLike, *, padding_type: str | Any = "zero") -> None:
+        super().__init__(padding_type)
+        self.alpha = validation.array("LowPassAction", "alpha", alpha, 0, 1)
+
+    def setup(self, signature: Signature) -> Signature:
+        return self._make_filter(signature, weight=self.alpha)
+
+    def _change(self, difference: Tensor) -> Tensor:
+        return self.weight * difference
+
+
+class RateLimitAction(_FilteredAction):
+    """Limits the change of the env's action from step to step, as motors and rate limiters do.
+
+    The env's action is `y[t] = y[t - 1] + clip(action[t] - y[t - 1], -max_change, max_change)`.
+
+    Args:
+        max_change: largest change of each component in a step, at least 0: a number or an array
+            that broadcasts to the action.
+        padding_type: as for `LowPassAction`.
+
+    Shape: a Box of floats, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (1,))), RateLimitAction(0.4))
+    >>> _, td = env.step(env.reset().set("action", torch.ones(1, 1)))
+    >>> env.step(td.set("action", torch.ones(1, 1)))[0]["next", "info", "action"]
+    tensor([[0.8000]])
+    """
+
+    limit: Tensor
+
+    def __init__(self, max_change: ArrayLike, *, padding_type: str | Any = "zero") -> None:
+        super().__init__(padding_type)
+        self.max_change = validation.array("RateLimitAction", "max_change", max_change, 0)
+
+    def setup(self, signature: Signature) -> Signature:
+        return self._make_filter(signature, limit=self.max_change)
+
+    def _change(self, difference: Tensor) -> Tensor:
+        return difference.clamp(-self.limit, self.limit)
 
 
 class LastActionObservation(_ActionHistory, AugmentedObservation):
