@@ -152,6 +152,7 @@ TRANSFORMS = {
     "AddNoise of torchwrap": (lambda: T.AddNoise(0.1, "uniform"), ScriptedEnv),
     "AddNoise for an episode": (lambda: T.AddNoise(0.1, period=None), ScriptedEnv),
     "AddNoise for two steps": (lambda: T.AddNoise(0.1, period=2), ScriptedEnv),
+    "CommandObservation": (lambda: T.CommandObservation([-1, 0], [1, 2], 2), ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
             {

@@ -289,3 +289,30 @@ def test_dtype_observation_accepts_dtypes_and_their_names(dtype, name):
     env = make(MultiBinary(2), T.DtypeObservation(dtype))
     assert env.single_observation_space.dtype == name
     assert env.reset()["observation"].dtype == getattr(torch, name)
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
+@pytest.mark.parametrize("period", [None, 1, 2])
+def test_command_is_drawn_every_period_steps_and_the_info_has_the_one_before(period, lengths):
+    low, high = [-3, 10], [-1, 20]
+    env = scripted(T.CommandObservation(low, high, period, flatten=False), episode_lengths=lengths)
+    td = env.reset(seed=0)
+    elapsed = np.zeros(3, int)
+    drawn = {tuple(command) for command in td["observation", "command"].tolist()}
+    count = 3
+    for _ in range(12):
+        before = td["observation", "command"].numpy()
+        transition, td = env.step(td.set("action", env.sample_action()))
+        elapsed += 1
+        assert_allclose(transition["next", "info", "command"], before, atol=0)
+        after = transition["next", "observation", "command"].numpy()
+        done = transition["next", "done"][:, 0].numpy()
+        changes = elapsed % (period or 99) == 0
+        assert ((after != before).all(1) == changes).all()
+        initial = td["observation", "command"].numpy()
+        assert ((initial != after).all(1) == done).all()
+        assert (initial >= low).all() and (initial <= high).all()
+        drawn |= {tuple(command) for command in [*after.tolist(), *initial.tolist()]}
+        count += changes.sum() + done.sum()
+        elapsed *= ~done
+    assert len(drawn) == count

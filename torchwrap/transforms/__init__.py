@@ -25,6 +25,7 @@ from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward
 from torchwrap.transforms.observation import (
     AddNoise,
     ClipObservation,
+    CommandObservation,
     DtypeObservation,
     FilterObservation,
     FlattenObservation,
@@ -50,6 +51,7 @@ __all__ = [
     "ClipAction",
     "ClipObservation",
     "ClipReward",
+    "CommandObservation",
     "Compose",
     "DelayAction",
     "DelayObservation",

@@ -21,8 +21,13 @@ from torch import Tensor
 from torchwrap import random, spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.transform import ObservationTransform, Transform
+from torchwrap.transforms.transform import (
+    AugmentedObservation,
+    ObservationTransform,
+    Transform,
+)
 
 
 class TransformObservation(ObservationTransform):
@@ -125,6 +130,72 @@ class AddNoise(ObservationTransform):
         else:
             noise = random.uniform(key, -1, 1, shape)
         return observation + self.factors * noise.to(observation.dtype)
+
+
+class CommandObservation(AugmentedObservation):
+    """Adds a random command to the observation, such as a velocity, which holds for some steps.
+
+    It is uniform, and drawn at the start of an episode and every `period` steps, as Isaac Lab's
+    `CommandTerm` does. `("next", "info", key)` is the command that the agent saw before the step,
+    for rewards. `deploy(..., without=["CommandObservation"])` takes the command from the caller, as
+    a part of the observation.
+
+    Args:
+        low, high: bounds of the command, arrays of its shape.
+        period: number of steps for which a command holds. None is the whole episode.
+        flatten: whether to flatten the result into one vector, as Gymnasium's `flatten` does.
+        key: key of the command in a `Dict` observation, and of the info.
+
+    Shape: as for `LastActionObservation`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, (2,)), CommandObservation([-1.0], [1.0], period=500))
+    >>> env.reset(seed=0)["observation"].shape
+    torch.Size([1, 3])
+    """
+
+    lowest: Tensor
+    highest: Tensor
+
+    def __init__(
+        self,
+        low: ArrayLike,
+        high: ArrayLike,
+        period: int | None,
+        *,
+        flatten: bool = True,
+        key: str = "command",
+    ) -> None:
+        super().__init__()
+        owner = "CommandObservation"
+        self.low = validation.array(owner, "low", low, -sys.float_info.max)
+        self.high = validation.array(owner, "high", high, self.low.min())
+        self.period = validation.period(owner, period)
+        self.flatten = validation.flag(owner, "flatten", flatten)
+        self.key = validation.text(owner, "key", key)
+
+    def setup(self, signature: Signature) -> Signature:
+        box = Box(self.low.astype(np.float32), self.high.astype(np.float32))
+        self._register_constants(signature.device, lowest=box.low, highest=box.high)
+        self.stream, signature = signature.stream()
+        return self._add_space(signature, self.key, box)
+
+    def _command(self, key: random.Key) -> Tensor:
+        shape = tuple(self.lowest.shape)
+        return random.uniform(key.hold(self.period), self.lowest, self.highest, shape)
+
+    def step(self, td: TensorDict) -> TensorDict:
+        key = self.stream.key()
+        before = key._replace(draw=key.draw - 1)
+        td.set(("info", self.key), self._command(before))
+        return self._add_entry(td, self._command(key))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        return self._add_entry(td, self._command(self.stream.key()))
 
 
 class ClipObservation(ObservationTransform):
