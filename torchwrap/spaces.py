@@ -23,7 +23,7 @@ from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import apply as apply
-from torchwrap._core.rows import is_host_readable
+from torchwrap._core.rows import is_host_readable, tensordict
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -38,6 +38,7 @@ _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 TORCH_DTYPES = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
 """The real dtypes of both NumPy and PyTorch, by `dtype.str`: some Dynamos cannot hash a dtype."""
 
+_CPU = torch.device("cpu")
 _TENSOR_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 # The structure of a space and its values.
@@ -47,6 +48,8 @@ def children(
     space: Space[Any],
 ) -> dict[str, Space[Any]] | None:
     """The subspaces of a `Dict` by key, or of a `Tuple` by "0", "1", ...; None for other spaces."""
+    if isinstance(space, _TENSOR_SPACES):  # the usual case; Dict and Tuple take longer to tell
+        return None
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):
@@ -113,7 +116,7 @@ def build(
     values = {}
     for key, child in subspaces.items():
         values[key] = build(child, make, num_envs, (*path, key))
-    return TensorDict(values, batch_size=[num_envs])
+    return tensordict(values, num_envs)
 
 
 def entry(value: Any, path: Path) -> Any:
@@ -178,10 +181,9 @@ def zeros(
     return build(space, make, num_envs)
 
 
-def tensor(array: Any, device: torch.device | str) -> Tensor:
+def tensor(array: Any, device: torch.device) -> Tensor:
     """A new NumPy array as a tensor on `device`. On the CPU it shares the array's memory."""
     source = torch.from_numpy(array)
-    device = torch.device(device)
     if device.type == "cpu":
         return source
     if device.type == "cuda":
@@ -193,7 +195,7 @@ def tensor(array: Any, device: torch.device | str) -> Tensor:
 def from_numpy(
     space: Space[Any],
     value: Any,
-    device: torch.device | str = "cpu",
+    device: torch.device = _CPU,
 ) -> Value:
     """Copies Gymnasium's batch (an array, or a dict or tuple of them) to tensors on `device`."""
     subspaces = children(space)
@@ -368,8 +370,8 @@ def check(
     `what` names the value in the message. With `bounds`, discrete values are checked too if the
     host can read them without a device sync.
     """
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        subspaces = children(space) or {}
+    subspaces = children(space)
+    if subspaces is not None:
         keys = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value)
         if keys != sorted(subspaces):
             must = f"{what} must be a TensorDict with keys {sorted(subspaces)}"

@@ -1,4 +1,7 @@
-"""Four transforms on 8 HalfCheetah-v5, compared with Gymnasium's vector wrappers."""
+"""Gymnasium's envs: four transforms on HalfCheetah-v5, compared with Gymnasium's vector wrappers.
+
+And `to_sb3` over envs that do nothing, compared with Stable-Baselines3's `make_vec_env`.
+"""
 
 from typing import Any
 
@@ -18,12 +21,27 @@ def run(options: Options) -> Figures:
                 for way in ways(options, "eager", "compiled")
             }
             rows["gymnasium"] = _pair("gymnasium", n, mode)
-            found = compare(rows, options, REFERENCES)
-            for row in found.values():
-                if "whole_us" in row and "whole_us" in found["gymnasium"]:
-                    row["whole_ratio"] = row["whole_us"] / found["gymnasium"]["whole_us"]
-            figures.update({f"bridge/{mode} {name}/{n}": row for name, row in found.items()})
+            figures |= _compare(rows, options, mode, n)
+    for n in options.num_envs or (1, 8, 64):
+        for space in ("Box", "Dict"):
+            arguments = {"space": space, "num_envs": n}
+            rows = {
+                "to_sb3": Row(Case("torchwrap", "vec_env", arguments)),
+                "make_vec_env": Row(Case("sb3", "vec_env", arguments)),
+            }
+            figures |= _compare(rows, options, space, n)
     return figures
+
+
+def _compare(rows: dict[str, Row], options: Options, kind: str, num_envs: int) -> Figures:
+    """Times the rows. The last one is the peer."""
+    found = compare(rows, options, REFERENCES)
+    *_, peer_name = rows
+    peer = found[peer_name]
+    for row in found.values():
+        if "whole_us" in row and "whole_us" in peer:
+            row["whole_ratio"] = row["whole_us"] / peer["whole_us"]
+    return {f"bridge/{kind} {name}/{num_envs}": row for name, row in found.items()}
 
 
 def _pair(side: str, num_envs: int, mode: str, **whole: Any) -> Row:

@@ -188,7 +188,7 @@ def tables(figures: Figures) -> str:
             figures, "glue", "us"
         ),
         "`cartpole`: microseconds per step of all envs": _by_size(figures, "cartpole", "us"),
-        "`bridge`: microseconds per step / times Gymnasium's": _by_size(
+        "`bridge`: microseconds per step / times the peer's": _by_size(
             figures, "bridge", "whole_us", "whole_ratio"
         ),
         "`ppo`: CartPole-v1 until the latest 100 episodes return 475; env steps per second": _ppo(

@@ -65,6 +65,14 @@ def scripted(num_envs: int, transforms: bool) -> Timed:
     return Timed(lambda: env.step(action))
 
 
+def vec_env(space: str, num_envs: int) -> Timed:
+    """A step of DummyVecEnv and Monitor over envs that do nothing."""
+    venv = make_vec_env(script.STILL, num_envs, env_kwargs={"space": space})
+    actions = script.actions(num_envs).numpy()
+    venv.reset()
+    return Timed(lambda: venv.step(actions))
+
+
 class StopWhenSolved(BaseCallback):
     def _on_step(self) -> bool:
         latest = self.model.ep_info_buffer

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from torch import Tensor
 
 from torchwrap.testing import ScriptedEnv
@@ -25,6 +27,30 @@ def actions(num_envs: int) -> Tensor:
 
 def scripted(num_envs: int, device: str = "cpu") -> ScriptedEnv:
     return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, device=device)
+
+
+BOX = Box(-1, 1, (OBSERVATION,))
+PARTS = {"a": BOX, "b": Box(0, 255, (8,), np.uint8), "c": Discrete(5), "d": MultiBinary(3)}
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Does nothing, so that a step costs what is around it."""
+
+    action_space = Box(-1, 1, (ACTION,))
+
+    def __init__(self, space: str) -> None:
+        self.observation_space = BOX if space == "Box" else Dict(PARTS)
+        self.observation = self.observation_space.sample()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observation, {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation, 1.0, False, False, {}
+
+
+STILL = "TorchwrapBenchmarks/Still-v0"
+gymnasium.register(STILL, Still, disable_env_checker=True)
 
 
 class NumpyScript:

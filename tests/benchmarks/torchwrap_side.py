@@ -87,6 +87,15 @@ def half_cheetah(
     return _stepper(env, env.reset(seed=0), actions, way)
 
 
+def vec_env(space: str, num_envs: int) -> Timed:
+    """A step of `to_sb3` over envs that do nothing."""
+    sb3 = importlib.import_module("torchwrap.interop.sb3")
+    venv = sb3.to_sb3(tw.make(script.STILL, num_envs, space=space))
+    actions = script.actions(num_envs).numpy()
+    venv.reset()
+    return Timed(lambda: venv.step(actions))
+
+
 def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:
     """The metrics and the learning curve of a run of examples/ppo.py."""
     command = [sys.executable, "examples/ppo.py", "--env-id", id, "--seed", str(seed)]

@@ -69,6 +69,57 @@ def test_transitions_with_every_observation_space_match_single_envs(bridge, kind
         assert check_transitions(bridge(makers, kind, mode, **arguments), makers, steps=12) > 12
 
 
+class Returning(gymnasium.Env):
+    """Returns the same observation, of a dtype that may not be the space's, in every step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, observation):
+        self.observation_space = space
+        self.observation = observation
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+    def step(self, action):
+        return self.observation, 1, np.array([False]), np.False_, {}
+
+
+def by_name(batch):
+    """Gymnasium's batch in the layout of a TensorDict."""
+    if isinstance(batch, tuple):
+        batch = {str(index): part for index, part in enumerate(batch)}
+    if isinstance(batch, dict):
+        return {key: by_name(part) for key, part in batch.items()}
+    return batch
+
+
+FLOATS = spaces.Box(-9, 9, (2,), np.float32)
+BYTES = spaces.Box(0, 255, (2,), np.int16)
+OTHER_DTYPES = {
+    "float64 and list": (FLOATS, [np.array([0.1, 2.0]), [0.1, 3]]),
+    "float64 and float32": (FLOATS, [np.array([0.1, 2.0]), np.float32([0.1, 3])]),
+    "int64 and uint8": (BYTES, [np.array([200, 3]), np.uint8([255, 0])]),
+    "bool and int64": (spaces.MultiBinary(2), [np.array([True, False]), np.array([0, 1])]),
+    "array and int": (spaces.Discrete(3), [np.array(2), 1]),
+    "in a Dict": (
+        spaces.Dict(b=FLOATS, a=spaces.Tuple([BYTES, spaces.Discrete(3)])),
+        [{"a": (np.array([200, 3]), 1), "b": [1, 2]}, {"a": ([7, 3], np.int32(2)), "b": [0.1, 2]}],
+    ),
+}
+
+
+@pytest.mark.parametrize("space, observations", OTHER_DTYPES.values(), ids=OTHER_DTYPES)
+def test_observations_of_other_dtypes_are_cast_as_by_sync_vector_env(space, observations):
+    makers = [functools.partial(Returning, space, each) for each in observations]
+    vector_env, other = [SyncVectorEnv(makers, autoreset_mode=DISABLED) for _ in range(2)]
+    env = tw.from_gymnasium(vector_env)
+    expected, _ = other.reset()
+    td = env.reset()
+    for observation in (td["observation"], sample_and_step(env, td)[0]["next", "observation"]):
+        assert_equal_trees(observation, by_name(expected))
+
+
 @every_kind
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)

@@ -265,9 +265,10 @@ LIES = [
 @pytest.mark.filterwarnings("ignore:.*ERROR")
 @by_kind
 @pytest.mark.parametrize("lie, value, space", LIES)
-def test_result_that_does_not_fit_raises_with_its_name(kind, lie, value, space):
+def test_result_that_does_not_fit_raises_with_its_name_and_env(kind, lie, value, space):
     errors = (RuntimeError, TypeError, ValueError)
-    match = "info" if lie == "old" else lie
+    name = "info" if lie == "old" else lie
+    match = f"{name}.* env 1|env 1.*{name}"
     with (
         lying(kind, lie, value, space) as env,
         pytest.raises(errors, match=match),

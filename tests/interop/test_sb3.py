@@ -1,5 +1,7 @@
 """to_sb3: what Stable-Baselines3's algorithms, wrappers and evaluation see of an env."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("stable_baselines3")
@@ -102,6 +104,43 @@ def test_steps_equal_those_of_dummy_vec_env(id, limit, causes):
     assert_equal(ours.reset(), theirs.reset())  # without a seed: the next episode of each env
     ours.close()
     theirs.close()
+
+
+class Still(gymnasium.Env):
+    action_space = Box(-1, 1, (6,))
+
+    def __init__(self, space):
+        self.observation_space = space
+        self.observation = space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+    def step(self, action):
+        return self.observation, 1.0, False, False, {}
+
+
+PARTS = {"a": Box(-1, 1, (3,)), "b": Discrete(3), "c": IMAGE, "d": MultiBinary(2)}
+
+
+@pytest.mark.parametrize("space", [Box(-1, 1, (3,)), Dict(PARTS)], ids=["Box", "Dict"])
+def test_step_makes_one_call_per_env(space):
+    """That of the env: conversions and checks are calls per array."""
+
+    def count_calls(num_envs):
+        makers = [lambda: Still(space)] * num_envs
+        vector_env = SyncVectorEnv(makers, autoreset_mode=DISABLED)
+        venv = to_sb3(tw.from_gymnasium(vector_env))
+        venv.reset()
+        play(venv, 2)  # results are checked env by env in the first step
+        calls = []
+        action = np.zeros((num_envs, 6), np.float32)
+        sys.setprofile(lambda frame, event, argument: calls.append(event))
+        venv.step(action)
+        sys.setprofile(None)
+        return len(calls) - calls.count("return") - calls.count("c_return")
+
+    assert count_calls(20) - count_calls(10) == 10
 
 
 def test_episode_infos_equal_those_of_monitor():

@@ -141,34 +141,43 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_is_empty", "_on_host", "column", "indices", "is_full", "num_rows", "tensor")
+    __slots__ = ("_indices", "_is_empty", "_on_host", "_tensor", "column", "is_full", "num_rows")
 
-    tensor: Tensor
-    """The mask: bool, `(num_envs,)`."""
     column: Tensor
     """The mask: bool, `(num_envs, 1)`."""
-    indices: Tensor | None
-    """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
     is_full: bool
     """True for the mask of a reset without a mask, which begins new games rather than lives."""
 
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
-        self.tensor = self.column = tensor
-        if tensor.dim() == 2:
-            self.tensor = tensor.squeeze(-1)
-        else:
-            self.column = tensor.unsqueeze(-1)
+        # A step without an end needs the column alone.
+        is_column = tensor.dim() == 2
+        self._tensor = None if is_column else tensor
+        self.column = tensor if is_column else tensor.unsqueeze(-1)
         self.is_full = False
         self.num_rows = tensor.shape[0]  # `len` would be a constant in an exported graph
-        self.indices = None
-        self._on_host = self.tensor
-        if synchronize:
-            self._on_host = self.tensor.cpu()
+        self._indices: Tensor | None = None
+        self._on_host = self.column
+        self._is_empty = False
         if is_host_readable(tensor):
-            self.indices = self.tensor.nonzero().squeeze(-1)
-            self._is_empty = self.indices.numel() == 0
-        else:
-            self._is_empty = synchronize and not self._on_host.any()
+            self._indices = self.column.nonzero()
+            self._is_empty = self._indices.numel() == 0
+        elif synchronize:
+            self._on_host = self.column.cpu()
+            self._is_empty = not self._on_host.any()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The mask: bool, `(num_envs,)`."""
+        if self._tensor is None:
+            self._tensor = self.column.squeeze(-1)
+        return self._tensor
+
+    @property
+    def indices(self) -> Tensor | None:
+        """Indices of the rows, int64; None if the host cannot read the mask without a sync."""
+        if self._indices is not None and self._indices.dim() == 2:
+            self._indices = self._indices.select(1, 0)
+        return self._indices
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
@@ -183,7 +192,7 @@ class RowMask:
 
     def numpy(self) -> NDArray[np.bool_]:
         """The mask as a NumPy array `(num_envs,)`, for a simulator on the host."""
-        return self._on_host.cpu().numpy()
+        return self._on_host.cpu().numpy().ravel()
 
     def like(self, value: Tensor) -> Tensor:
         """The mask with as many dimensions as the value: bool, `(num_envs, 1, ...)`."""

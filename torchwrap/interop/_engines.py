@@ -11,21 +11,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Options
-from torchwrap.interop._checks import STEP, check_tuple
+from torchwrap.interop._checks import check_tuple
 
 NUM_SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger seeds are taken modulo this number."""
@@ -37,16 +35,29 @@ NEW_ENV = "Call env.close() and make a new env"
 
 Mask = NDArray[np.bool_]
 
+COLUMNS: dict[str, DTypeLike] = {
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+}
+
 Info = dict[str, Any]
 
 Infos = list[tuple[Info, Mask]]
 """Batched infos, each with the mask of the rows that it belongs to."""
 
-Successors = tuple[Any, Any, Any, Any, Infos]
-"""Observation, reward, terminated, truncated, infos."""
+Arrays = list[NDArray[Any]]
+"""A batch of observations: an array per leaf of their space, in new memory and its dtype."""
 
-Initial = tuple[Any, Infos]
-"""Observation, infos."""
+Columns = dict[str, NDArray[Any]]
+"""The entries of `COLUMNS`: `(num_envs, 1)`, in new memory."""
+
+Successors = tuple[Arrays, Columns, Infos]
+
+Initial = tuple[Arrays, Infos]
+
+Leaves = list[tuple[spaces.Path, Any]]
+"""Those of a space, with their paths."""
 
 
 class Engine:
@@ -90,6 +101,7 @@ class Engine:
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.max_episode_steps = self._step_limit()
         self._all = np.ones(vector_env.num_envs, bool)
+        self._leaves: Leaves = list(spaces.leaves(vector_env.single_observation_space))
         self._unchecked = {"step", "reset"}
         self._observation: Any = None  # The latest batch that the vector env returned.
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
@@ -100,10 +112,11 @@ class Engine:
         """Takes an action in every env, and returns the true successors."""
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
+        columns = self._columns(reward, terminated, truncated)
         observation = self._observation
         infos = [(info, self._all)]
         if self.same_step:
-            done = np.logical_or(terminated, truncated)
+            done = _done(columns)
             self._already_reset = done
             self._initial_info = info
             final_rows = self._final_rows(info, done)
@@ -111,7 +124,7 @@ class Engine:
                 observation = self._with_final_observations(info, final_rows)
                 final_info = info.get("final_info", {})
                 infos = [(info, ~final_rows), (final_info, final_rows)]
-        return observation, reward, terminated, truncated, infos
+        return self._copies(observation), columns, infos
 
     def reset(
         self,
@@ -135,7 +148,7 @@ class Engine:
             self._observation, info = result
             infos.append((info, to_reset))
         self._already_reset = already_reset & ~rows
-        return self._observation, infos
+        return self._copies(self._observation), infos
 
     def choose_seed(
         self,
@@ -199,9 +212,23 @@ class Engine:
         if call in self._unchecked:
             num_envs = self.vector_env.num_envs
             space = batch_space(self.vector_env.single_observation_space, num_envs)
-            check_result(self.name, call, space, result, num_envs)
+            check_result(self.name, call, list(spaces.leaves(space)), result, num_envs)
             self._unchecked.remove(call)
         return result
+
+    def _columns(self, *values: Any) -> Columns:
+        num_envs = len(self._all)
+        columns = {}
+        for name, given in zip(COLUMNS, values, strict=True):
+            columns[name] = as_column(self.name, "step", name, given, num_envs)
+        return columns
+
+    def _copies(self, observation: Any) -> Arrays:
+        arrays = []
+        for path, leaf in self._leaves:
+            part = spaces.entry(observation, path)
+            arrays.append(np.array(part, leaf.dtype, order="C"))
+        return arrays
 
     # The properties of the vector env.
 
@@ -257,34 +284,25 @@ class Sync(Engine):
         super().__init__(vector_env, name, info_names)
         self.same_step = False
         self._envs = vector_env.envs
-        self._space = vector_env.single_observation_space
         self._results: list[Any] = [None] * vector_env.num_envs
-        self._observations: list[Any] = [None] * vector_env.num_envs
         self._finished = [False] * vector_env.num_envs
-        self._observation = create_empty_array(self._space, vector_env.num_envs)
-        # NumPy's cast to narrower integers wraps around, so these are checked in every step.
-        self._may_wrap = False
-        for _, leaf in spaces.leaves(self._space):
-            dtype = np.dtype(leaf.dtype)
-            self._may_wrap |= dtype.kind in "iu" and dtype.itemsize < 8
 
     def step(self, actions: Any) -> Successors:
         for row, action in enumerate(iterate(self.vector_env.action_space, actions)):
             if not self._finished[row]:
                 self._results[row] = self._envs[row].step(action)
-        if self._may_wrap or "step" in self._unchecked:
+        if "step" in self._unchecked:
             self._check_results("step", self._all)
         try:
             observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
-            done = np.logical_or(terminated, truncated)
-            self._observations = list(observations)
-            self._observation = concatenate(self._space, observations, self._observation)
+            arrays = self._stack(observations)
+            columns = self._columns(reward, terminated, truncated)
             batch = self._batch_infos(infos) if self.info_names else {}
         except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
-        self._finished = done.ravel().tolist()  # An env may return its flags as arrays (1,).
-        return self._observation, reward, terminated, truncated, [(batch, self._all)]
+        self._finished = _done(columns).tolist()
+        return arrays, columns, [(batch, self._all)]
 
     def reset(
         self,
@@ -298,17 +316,32 @@ class Sync(Engine):
             row_seed = None if seed is None else seed + row
             self._results[row] = self._envs[row].reset(seed=row_seed, options=options)
             self._finished[row] = False
-        if self._may_wrap or "reset" in self._unchecked:
+        if "reset" in self._unchecked:
             self._check_results("reset", rows)
         try:
+            observations = []
             for row in indices:
-                self._observations[row], infos[row] = self._results[row]
-            self._observation = concatenate(self._space, self._observations, self._observation)
+                observation, infos[row] = self._results[row]
+                observations.append(observation)
+            arrays = self._stack(observations)
             batch = self._batch_infos(infos) if self.info_names else {}
         except Exception:
             self._check_results("reset", rows)
             raise
-        return self._observation, [(batch, rows)]
+        if len(indices) < len(rows):
+            arrays = [_spread(array, rows) for array in arrays]
+        return arrays, [(batch, rows)]
+
+    def _stack(self, observations: Sequence[Any]) -> Arrays:
+        """Raises an error that names no env if the observations of some do not fit."""
+        arrays = []
+        for path, leaf in self._leaves:
+            parts = observations
+            for key in path:
+                index: Any = int(key) if isinstance(parts[0], (tuple, list)) else key
+                parts = [part[index] for part in parts]
+            arrays.append(_fit(parts, leaf, (len(parts), *leaf.shape)))
+        return arrays
 
     def _batch_infos(self, infos: Sequence[Info]) -> Info:
         batch: Info = {}
@@ -322,7 +355,7 @@ class Sync(Engine):
 
     def _check_results(self, call: str, rows: Mask) -> None:
         for row in np.flatnonzero(rows).tolist():
-            check_result(self.name, f"{call} of env {row}", self._space, self._results[row])
+            check_result(self.name, f"{call} of env {row}", self._leaves, self._results[row])
         self._unchecked.discard(call)
 
 
@@ -442,13 +475,14 @@ class EnvPool(Games):
     def step(self, actions: Any) -> Successors:
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
+        columns = self._columns(reward, terminated, truncated)
         self._actions = actions
         self._finished = terminated | truncated
         # Atari games have rewards before clipping, and terminations apart from lost lives.
         if {"lives", "reward", "terminated"} <= info.keys():
             over = (info["terminated"] > 0) | truncated
             self._add_games(info, info["reward"], over)
-        return self._observation, reward, terminated, truncated, [(info, self._all)]
+        return self._copies(self._observation), columns, [(info, self._all)]
 
     def reset(
         self,
@@ -472,7 +506,7 @@ class EnvPool(Games):
             observation, *_, info = self._call("step", actions, indices)
             infos.append(self._merge(observation, info))
         self._finished = self._finished & ~rows
-        return self._observation, infos
+        return self._copies(self._observation), infos
 
     def _merge(self, observation: Any, info: Info) -> tuple[Info, Mask]:
         """Writes observations of some envs into the batch. Returns their info as a batch."""
@@ -511,6 +545,10 @@ def interrupted(name: str) -> str:
     return refusal(name, fault, remedy=NEW_ENV)
 
 
+def _done(columns: Columns) -> Mask:
+    return (columns["terminated"] | columns["truncated"]).ravel()
+
+
 def _select(values: Any, rows: Any) -> Any:
     if isinstance(values, dict):
         return {key: _select(value, rows) for key, value in values.items()}
@@ -525,13 +563,21 @@ def _assign(values: Any, rows: Any, given: Any) -> None:
         _assign(values[key], rows, given[key])
 
 
+def _spread(values: NDArray[Any], rows: Mask) -> NDArray[Any]:
+    """Values of the rows of a mask as a batch of all rows. The others are 0."""
+    shape = (len(rows), *values.shape[1:])
+    batch = np.zeros(shape, values.dtype)
+    batch[rows] = values
+    return batch
+
+
 # Checks of what Gymnasium's envs return.
 
 
 def check_result(
     owner: str,
     call: str,
-    space: Space[Any],
+    leaves: Leaves,
     result: Any,
     num_envs: int = 1,
 ) -> None:
@@ -540,56 +586,65 @@ def check_result(
     Args:
         owner: the env, in error messages.
         call: begins with "step" or "reset".
-        space: of the observation.
+        leaves: of the observation's space.
         result: the tuple that the call returned.
         num_envs: rewards and flags that the result has.
     """
-    columns = STEP[1:-1] if call.startswith("step") else ()
+    columns = COLUMNS if call.startswith("step") else ()
     check_tuple(owner, call, ("observation", *columns, "info"), result, repr)
     for index, name in enumerate(columns, 1):
-        as_numbers(owner, f"{name} of {call}", result[index], num_envs)
-    for path, leaf in spaces.leaves(space):
-        _check_leaf(owner, call, path, leaf, result[0])
+        as_column(owner, call, name, result[index], num_envs)
+    for path, leaf in leaves:
+        part = result[0]
+        try:
+            part = spaces.entry(part, path)
+            _fit(part, leaf, leaf.shape)
+        except (LookupError, TypeError, ValueError):
+            keys = "".join([f"[{key!r}]" for key in path])
+            must = f"observation{keys} of {call} must be in {leaf}"
+            kind = f"{leaf.dtype} values of shape {leaf.shape}"
+            remedy = f"Return {kind}, or change observation_space"
+            raise ValueError(refusal(owner, must, f"{part!r}", remedy)) from None
 
 
-def as_numbers(
+def as_column(
     owner: str,
+    call: str,
     name: str,
     values: Any,
     num_envs: int,
 ) -> NDArray[Any]:
-    """Rewards or flags as an array.
+    """Rewards or flags as a new array `(num_envs, 1)`.
 
     Raises a ValueError unless they are one number per env: NumPy would make NaN of None.
     """
-    with contextlib.suppress(ValueError):  # NumPy's error for nested lists of different lengths.
-        array = np.asarray(values)
-        if array.dtype.kind in "biuf" and array.size == num_envs:
-            return array
-    raise ValueError(refusal(owner, f"{name} must be one number per env", f"{values!r}"))
-
-
-def _check_leaf(
-    owner: str,
-    call: str,
-    path: spaces.Path,
-    leaf: Any,
-    observation: Any,
-) -> None:
-    # As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything, and
-    # NumPy lets integers overflow.
-    part = observation
-    fits = False
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        part = spaces.entry(observation, path)
-        array = np.asarray(part)
-        fits = array.shape == leaf.shape
-        fits &= np.can_cast(array.dtype, leaf.dtype, "same_kind")
-        is_integer = leaf.dtype.kind in "iu"
-        if fits and is_integer and not np.can_cast(array.dtype, leaf.dtype):
-            fits = bool((array.astype(leaf.dtype) == array).all())
+    try:
+        array = np.array(values)
+        fits = array.dtype.kind in "biuf" and array.size == num_envs
+    except ValueError:  # nested lists of different lengths
+        fits = False
     if not fits:
-        keys = "".join([f"[{key!r}]" for key in path])
-        must = f"observation{keys} of {call} must be in {leaf}"
-        remedy = f"Return {leaf.dtype} values of shape {leaf.shape}, or change observation_space"
-        raise ValueError(refusal(owner, must, f"{part!r}", remedy))
+        must = f"{name} of {call} must be one number per env"
+        raise ValueError(refusal(owner, must, f"{values!r}"))
+    return array.astype(COLUMNS[name], copy=False).reshape(num_envs, 1)
+
+
+def _fit(
+    values: Any,
+    leaf: Any,
+    shape: tuple[int, ...],
+) -> NDArray[Any]:
+    """Values as an array of a leaf's dtype. Raises a TypeError or ValueError if they do not fit.
+
+    As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything.
+    """
+    array = np.asarray(values)
+    fits = array.shape == shape
+    if array.dtype != leaf.dtype:
+        cast = array.astype(leaf.dtype, casting="same_kind")
+        if leaf.dtype.kind in "iu" and not np.can_cast(array.dtype, leaf.dtype):
+            fits = fits and bool((cast == array).all())  # NumPy lets integers overflow
+        array = cast
+    if not fits:
+        raise ValueError
+    return array

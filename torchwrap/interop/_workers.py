@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 
+from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.interop._engines import NEW_ENV, Engine, check_result, interrupted
@@ -143,6 +144,7 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._info_names = info_names
+        self._leaves = list(spaces.leaves(self.observation_space))
 
     def step(self, action: Any) -> Any:
         return self._checked("step", self.env.step(action))
@@ -156,6 +158,6 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return callable if callable(value) else value
 
     def _checked(self, call: str, result: Any) -> Any:
-        check_result(type(self.unwrapped).__name__, call, self.observation_space, result)
+        check_result(type(self.unwrapped).__name__, call, self._leaves, result)
         *values, info = result
         return *values, {name: info[name] for name in self._info_names if name in info}

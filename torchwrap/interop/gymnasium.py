@@ -13,7 +13,6 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import DTypeLike
 from tensordict import TensorDict
 
 from torchwrap import spaces
@@ -23,7 +22,7 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
 from torchwrap.interop._checks import SimulatorEnv
-from torchwrap.interop._engines import Ale, Engine, EnvPool, Infos, Mask, Sync, as_numbers
+from torchwrap.interop._engines import Ale, Arrays, Engine, EnvPool, Infos, Mask, Sync
 from torchwrap.interop._workers import Async, answer_time
 from torchwrap.spaces import Signature
 
@@ -33,12 +32,6 @@ _ENGINES: dict[str, type[Engine]] = {
     "envpool": EnvPool,
     "ale_py": Ale,
 }  # by package of the vector env's class
-
-_COLUMNS: dict[str, DTypeLike] = {
-    "reward": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-}
 
 
 def from_gymnasium(
@@ -145,38 +138,37 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.signature.single_action_space, action)
-        observation, *columns, infos = self._engine.step(actions)
-        signature = self.signature
-        space = signature.single_observation_space
-        successor: dict[str, Any] = {
-            "observation": spaces.from_numpy(space, observation, signature.device)
-        }
-        for (name, dtype), values in zip(_COLUMNS.items(), columns, strict=True):
-            array = as_numbers(self._engine.name, name, values, signature.num_envs)
-            column = array.astype(dtype).reshape(-1, 1)
-            successor[name] = spaces.tensor(column, signature.device)
+        arrays, columns, infos = self._engine.step(actions)
+        successor: dict[str, Any] = {"observation": self._observation(arrays)}
+        for name, column in columns.items():
+            successor[name] = spaces.tensor(column, self.signature.device)
         if self.info_spaces:
             self._read_infos(infos)
             self.successor_info_masks = dict(self.info_masks)
-            flags = columns[1:]
-            if self._unseen_info_keys and any(map(np.any, flags)):
+            done = columns["terminated"] | columns["truncated"]
+            if self._unseen_info_keys and done.any():
                 must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
             successor |= self._current_info()
-        return tensordict(successor, signature.num_envs)
+        return tensordict(successor, self.signature.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
         self._next_seed = None
         if mask.is_full:
             self._engine.forget_lives()
-        observation, infos = self._engine.reset(mask.numpy(), seed, options)
+        arrays, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._read_infos(infos)
+        return tensordict({"observation": self._observation(arrays)}, self.signature.num_envs)
+
+    def _observation(self, arrays: Arrays) -> spaces.Value:
         signature = self.signature
         space = signature.single_observation_space
-        values = spaces.from_numpy(space, observation, signature.device)
-        return tensordict({"observation": values}, signature.num_envs)
+        rest = iter(arrays)
+        return spaces.build(
+            space, lambda *_: spaces.tensor(next(rest), signature.device), signature.num_envs
+        )
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: torch.Tensor | None = None

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
@@ -55,7 +54,7 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
             no unbounded actions, one dimension of `MultiDiscrete`, and `Discrete` and
             `MultiDiscrete` from 0 on. The result owns it from now on.
 
-    >>> from torchwrap.testing import ScriptedEnv
+    >>> import numpy as np; from torchwrap.testing import ScriptedEnv
     >>> venv = to_sb3(ScriptedEnv(2, (1,), episode_lengths=(1, 2), ending="truncated"))
     >>> _ = venv.reset()
     >>> observations, rewards, dones, infos = venv.step(np.zeros((2, 6)))
@@ -90,19 +89,16 @@ class SB3VecEnv(VecEnv):
         return _arrays(td["observation"])
 
     def step_async(self, actions: ArrayLike) -> None:
-        dtype = spaces.dtype(self.env.single_action_space)
-        actions = np.asarray(actions)
-        self._action = torch.tensor(actions, dtype=dtype, device=self.env.device)
+        self._action = spaces.from_numpy(self.env.single_action_space, actions, self.env.device)
 
     def step_wait(self) -> VecEnvStepReturn:
-        transition, td = self.env.step(self._action)
-        successor = transition["next"]
+        successor, td = _checks.step(self.env, self._action)
         # SB3 adds the values of final observations to the reward, in place.
         rewards = _arrays(successor["reward"]).reshape(-1)
         dones = _arrays(successor["done"]).reshape(-1)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if dones.any():
-            finished = dones.nonzero()[0]
+        finished = dones.nonzero()[0]
+        if len(finished):
             rows = successor[torch.as_tensor(finished, device=self.env.device)]
             columns = self._final_infos(rows)
             masks = getattr(self.env.unwrapped, "successor_info_masks", {})

@@ -139,14 +139,14 @@ class ResizeObservation(ObservationTransform):
             if self.block == (2, 2):
                 return (total + 2 >> 2).to(torch.uint8)
             mean = total.float() * (1 / (height * width))
-        return mean.round().clamp(0, 255).to(torch.uint8)
+        return mean.round().to(torch.uint8)  # at most 255: weights sum to 1
 
     def _weighted_mean(self, observation: Tensor) -> Tensor:
-        # Columns are transposed to rows first, because the pixels of a row are contiguous.
-        image = observation.transpose(self.row, self.column)
+        # Heights move to the end, and back: columns, and then rows, are contiguous.
+        image = observation.movedim(self.row, -1)
         image = image.to(torch.float32, memory_format=torch.contiguous_format)
         image = _sum_taps(image, self.row, self.column_indices, self.column_weights)
-        image = image.transpose(self.row, self.column).contiguous()
+        image = image.movedim(-1, self.row).contiguous()
         return _sum_taps(image, self.row, self.row_indices, self.row_weights)
 
 
@@ -306,6 +306,6 @@ def _sum_taps(
     """Weighted sums, tap by tap, because OpenCV rounds each product before it adds it."""
     weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
     products = []
-    for index, weight in zip(indices, weights, strict=True):
-        products.append(image.index_select(dim, index) * weight)
-    return functools.reduce(torch.add, products)
+    for index, weight in zip(indices.unbind(), weights.unbind(), strict=True):
+        products.append(image.index_select(dim, index).mul_(weight))
+    return functools.reduce(Tensor.add_, products)
