@@ -175,14 +175,16 @@ class CommandObservation(AugmentedObservation):
         self.key = validation.text(owner, "key", key)
 
     def setup(self, signature: Signature) -> Signature:
-        box = Box(self.low.astype(np.float32), self.high.astype(np.float32))
+        low = self.low.astype(np.float32)
+        box = Box(low, self.high.astype(np.float32))
         self._register_constants(signature.device, lowest=box.low, highest=box.high)
         self.stream, signature = signature.stream()
         return self._add_space(signature, self.key, box)
 
     def _command(self, key: random.Key) -> Tensor:
         shape = tuple(self.lowest.shape)
-        return random.uniform(key.hold(self.period), self.lowest, self.highest, shape)
+        held = key.hold(self.period)
+        return random.uniform(held, self.lowest, self.highest, shape)
 
     def step(self, td: TensorDict) -> TensorDict:
         key = self.stream.key()
