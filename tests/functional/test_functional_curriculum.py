@@ -53,8 +53,7 @@ def levels(env, actions):
 
 COMPILED = [False, pytest.param(True, marks=pytest.mark.full)]
 BOTH, FIRST, NONE = [1, 1], [1, 0], [0, 0]
-ACTIONS = [COMPILED = [False, pytest.param(True, marks=pytest.mark.full)]
-BOTH, FIRST, BOTH, BOTH, BOTH, BOTH, NONE, NONE]
+ACTIONS = [BOTH, FIRST, BOTH, BOTH, BOTH, BOTH, NONE, NONE]
 BY_HAND = [[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [2, 2], [2, 2], [1, 1]]
 
 
