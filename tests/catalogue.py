@@ -5,6 +5,7 @@ Transforms are `name: (transform, env below it)`, wrappers `name: env`, as funct
 
 import functools
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -28,6 +29,7 @@ BOXES = spaces.Dict(
 IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
 FINITE = spaces.Box(0, 40, (3,))
 ACTIONS = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, start=-1))
+HALF = np.full(6, 0.5, np.float32)
 NUM_ENVS = 5
 
 
@@ -102,6 +104,14 @@ TRANSFORMS = {
         ScriptedEnv,
     ),
     "DelayAction": (lambda: T.DelayAction((0, 2)), ScriptedEnv),
+    "LastActionObservation": (T.LastActionObservation, ScriptedEnv),
+    "LastActionObservation of Dicts": (
+        lambda: T.LastActionObservation(False, key="action"),
+        functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
+    ),
+    "LowPassAction": (lambda: T.LowPassAction(0.4, padding_type=HALF), ScriptedEnv),
+    "RateLimitAction": (lambda: T.RateLimitAction(0.3), ScriptedEnv),
+    "AffineAction": (lambda: T.AffineAction(0.5, [1, 0, 0, 0, 2, -1]), ScriptedEnv),
     "DelayObservation of a Dict": (lambda: T.DelayObservation(3), observing(DICT)),
     "TimeAwareObservation": (
         lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]),
@@ -140,6 +150,9 @@ TRANSFORMS = {
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
     "AddNoise of torchwrap": (lambda: T.AddNoise(0.1, "uniform"), ScriptedEnv),
+    "AddNoise for an episode": (lambda: T.AddNoise(0.1, period=None), ScriptedEnv),
+    "AddNoise for two steps": (lambda: T.AddNoise(0.1, period=2), ScriptedEnv),
+    "CommandObservation": (lambda: T.CommandObservation([-1, 0], [1, 2], 2), ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
             {
@@ -303,6 +316,9 @@ def rendered(wrapper, **arguments):
 WRAPPERS = {
     "TransformedEnv": lambda num_envs, **more: tw.TransformedEnv(ScriptedEnv(num_envs, **more)),
     "RepeatAction": lambda num_envs, **more: W.RepeatAction(ScriptedEnv(num_envs, **more), 3),
+    "RepeatAction of delayed actions": lambda num_envs, **more: W.RepeatAction(
+        tw.TransformedEnv(ScriptedEnv(num_envs, **more), T.DelayAction((0, 4))), 3
+    ),
     "RepeatAction of CartPole": lambda num_envs, **more: W.RepeatAction(
         tw.make("CartPole-v1", num_envs, **more), 3
     ),

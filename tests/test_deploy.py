@@ -134,6 +134,7 @@ CATALOGUE = {**COMPILED, **UNCAPTURED}
 DRAWS = {
     *("AddWhiteNoise", "ObstructView", "StickyAction", "AddNoise", "AddNoise of torchwrap"),
     *("ObservationGroups", "ObservationKeys", "DelayObservation, drawn", "DelayAction"),
+    *("AddNoise for an episode", "AddNoise for two steps", "CommandObservation"),
 }
 
 
@@ -884,3 +885,13 @@ def test_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tm
     torch.set_num_threads(threads)
     assert here == there
     assert len(there) == 3
+
+
+def test_deployed_policy_takes_the_command_from_the_caller():
+    command = T.CommandObservation([-1.0], [1.0], None, flatten=False)
+    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), command, T.FlattenObservation())
+    act = lambda td: td["observation"][:, -1:].expand(-1, 6)  # noqa: E731
+    module = tw.deploy(env, act, without=["CommandObservation"])
+    given = torch.tensor([[0.25], [-0.5]])
+    action = module({"obs": torch.zeros(2, 2), "command": given})
+    assert torch.equal(action, given.expand(-1, 6))

@@ -30,13 +30,13 @@ State = dict[str, Tensor]
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
 # The key of a function contains its number, so that two functions of a step draw independently.
-# 5 is unused, because another number for `truncated` would change its draws.
 _DRAWING = {
     "initial": 0,
     "transition": 1,
     "observation": 2,
     "reward": 3,
     "terminal": 4,
+    "curriculum": 5,
     "truncated": 6,
 }
 _INFO = ("transition_info", "state_info")
@@ -77,13 +77,15 @@ class FunctionalEnv(Env):
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
     | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
+    | `curriculum(state, rng, params)`, optional | some of the `params`, for the next episode |
     | `transition_info(state, action, next_state)`, optional | a dict of tensors by name |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
     `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function: two
     draws from one key are refused. Use tensor operators only: `torch.where` instead of `if`; write
-    to no argument. `terminal` and `truncated` get the next state. The tensors of the infos are
+    to no argument. `terminal` and `truncated` get the next state, `curriculum` the last state of an
+    episode, in train mode. The tensors of the infos are
     `("next", "info", name)`, a scalar as `(num_envs, 1)`. Keyword arguments of `initial` are the
     env's reset options; `reset(options={"state": {...}})` gives fields of the state, each
     `(num_envs, ...)`.
@@ -163,7 +165,9 @@ class FunctionalEnv(Env):
             parameter = value.detach().to(device, copy=True)
             self.register_env_buffer(f"params_{name}", parameter, persistent=True)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
-        self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
+        self.optional = [
+            name for name in ("truncated", "curriculum", *_INFO) if _defines(func_env, name)
+        ]
         self._results_to_clone: set[str] = set()
         self._renderer: Any = None  # as FuncEnv.render_init returns it
         self._check_functions()
@@ -238,6 +242,8 @@ class FunctionalEnv(Env):
         mask: RowMask,
         options: Options | None = None,
     ) -> TensorDict:
+        if "curriculum" in self.optional and self.training:
+            self._follow_curriculum(mask)
         self.stream.next_episode(mask)
         key = self.stream.key()
         if mask.indices is not None:
@@ -254,6 +260,13 @@ class FunctionalEnv(Env):
             mask.scatter_(buffer, initial[field])
         observation = self._call("observation", key, initial, params=params)
         return tensordict({"observation": mask.spread(observation)}, self.num_envs)
+
+    def _follow_curriculum(self, mask: RowMask) -> None:
+        """Changes parameters in the rows of the mask, but not before their first step."""
+        key = self.stream.key()
+        played = RowMask(mask.tensor & (key.draw > 0))
+        for name, value in self._call("curriculum", key, self.state).items():
+            played.assign_(self.params[name], value)
 
     def _call(
         self,

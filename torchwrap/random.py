@@ -77,6 +77,16 @@ class Key(NamedTuple):
             raise ValueError(refusal("Key.fold_in", "number must be from 1 to 255", number))
         return self._replace(fold=self.fold + number)
 
+    def hold(self, period: int | None) -> Key:
+        """Returns a key that changes every `period` steps of an episode only; with None, never.
+
+        >>> key = Stream(1, seed=0).key()
+        >>> [key._replace(draw=torch.tensor([step])).hold(3).draw.item() for step in range(7)]
+        [0, 0, 0, 3, 3, 3, 6]
+        """
+        steps_held = self.draw if period is None else self.draw % period
+        return self._replace(draw=self.draw - steps_held)
+
     def select(self, rows: Tensor) -> Key:
         """Returns the keys of some envs only, by their row indices (int64, `(n,)`)."""
         words: Any = [word.index_select(0, rows) for word in self[:5]]

@@ -169,7 +169,8 @@ CATALOGUE = sorted(
     {**TRANSFORMS, **UNCAPTURED}.keys() - {"FrameStackObservation of numbers", "PolicyState"}
 )
 # These may leave the bounds of their spaces. A PassiveEnvChecker would report it.
-LEAVES_BOUNDS = {"RescaleAction", "RescaleObservation", "TransformAction", "TransformObservation"}
+LEAVES_BOUNDS = {"AffineAction", "RescaleAction", "RescaleObservation"}
+LEAVES_BOUNDS |= {"TransformAction", "TransformObservation"}
 # A graph sums statistics in another order. Rounding above them could turn an ulp into a unit.
 ROUNDS = {"DiscretizeObservation", "DtypeObservation"}
 MAX_SIZE = 600  # elements of an observation

@@ -204,3 +204,14 @@ def test_sticky_action_of_a_dict_repeats_all_parts_together():
     is_stuck = given["a"] == before["a"]
     assert 10 < is_stuck.sum() < 40
     assert (given == torch.where(is_stuck, before, chosen)).all()
+
+
+def test_affine_action_equals_numpys_beyond_the_bounds_below():
+    space = Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))
+    scale = [0.5, -2, 0]
+    offset = [0.1, 0, 3]
+    env = scripted(T.AffineAction(scale, offset), num_envs=4, action_space=space)
+    assert env.single_action_space == Box(-np.inf, np.inf, (3,))
+    actions = np.random.default_rng(0).normal(0, 5, (4, 3)).astype(np.float32)
+    expected = np.float64(scale) * actions + offset
+    assert_allclose(received(env, actions), expected, rtol=1e-6, atol=1e-6)

@@ -208,6 +208,37 @@ def test_add_noise_of_a_uniform_distribution_is_bounded():
     assert (abs(noise("normal")).max(0) > [-1, 1, 3]).all()
 
 
+@pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
+@pytest.mark.parametrize("period", [None, 1, 2])
+def test_noise_changes_every_period_steps_and_with_the_episode_only(period, lengths):
+    env = scripted(
+        T.TransformObservation(torch.zeros_like),
+        T.AddNoise(1.0, period=period),
+        observation_space=Box(-1, 1, (2,)),
+        episode_lengths=lengths,
+    )
+    td = env.reset(seed=0)
+    drawn = {}  # noise by env, episode and number of the draw in the episode
+    episodes = np.zeros(3, int)
+    elapsed = np.zeros(3, int)
+
+    def check(noises):
+        for row, values in enumerate(noises.numpy()):
+            place = row, episodes[row], elapsed[row] // (period or 99)
+            assert_allclose(values, drawn.setdefault(place, values), atol=0)
+
+    check(td["observation"])
+    for _ in range(12):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        elapsed += 1
+        check(transition["next", "observation"])  # final ones belong to the episode that ends
+        done = transition["next", "done"][:, 0].numpy()
+        episodes += done
+        elapsed *= ~done
+        check(td["observation"])
+    assert len({tuple(values) for values in drawn.values()}) == len(drawn)
+
+
 def test_add_noise_in_eval_mode_is_zero_if_asked():
     assert (noise("normal", in_eval=False, training=False) == 0).all()
     assert (noise("normal", training=False)[:, 1] != 0).any()
@@ -258,3 +289,30 @@ def test_dtype_observation_accepts_dtypes_and_their_names(dtype, name):
     env = make(MultiBinary(2), T.DtypeObservation(dtype))
     assert env.single_observation_space.dtype == name
     assert env.reset()["observation"].dtype == getattr(torch, name)
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
+@pytest.mark.parametrize("period", [None, 1, 2])
+def test_command_is_drawn_every_period_steps_and_the_info_has_the_one_before(period, lengths):
+    low, high = [-3, 10], [-1, 20]
+    env = scripted(T.CommandObservation(low, high, period, flatten=False), episode_lengths=lengths)
+    td = env.reset(seed=0)
+    elapsed = np.zeros(3, int)
+    drawn = {tuple(command) for command in td["observation", "command"].tolist()}
+    count = 3
+    for _ in range(12):
+        before = td["observation", "command"].numpy()
+        transition, td = env.step(td.set("action", env.sample_action()))
+        elapsed += 1
+        assert_allclose(transition["next", "info", "command"], before, atol=0)
+        after = transition["next", "observation", "command"].numpy()
+        done = transition["next", "done"][:, 0].numpy()
+        changes = elapsed % (period or 99) == 0
+        assert ((after != before).all(1) == changes).all()
+        initial = td["observation", "command"].numpy()
+        assert ((initial != after).all(1) == done).all()
+        assert (initial >= low).all() and (initial <= high).all()
+        drawn |= {tuple(command) for command in [*after.tolist(), *initial.tolist()]}
+        count += changes.sum() + done.sum()
+        elapsed *= ~done
+    assert len(drawn) == count

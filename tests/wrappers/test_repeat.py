@@ -199,3 +199,21 @@ def test_summed_info_that_the_env_lacks_raises():
     env = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     with pytest.raises(ValueError, match="speed"):
         step(env, env.reset())
+
+
+def test_delay_below_repeated_actions_counts_the_steps_of_the_env():
+    received = []
+
+    class Recorded(ScriptedEnv):
+        def _step(self, action):
+            received.append(action.tolist())
+            return super()._step(action)
+
+    env = Recorded(2, action_space=spaces.Discrete(9), episode_lengths=(6, 2))
+    env = W.RepeatAction(tw.TransformedEnv(env, T.DelayAction(torch.tensor([3, 1]))), 2)
+    td = env.reset()
+    for action in (5, 6, 7, 8):
+        _, td = env.step(td.set("action", torch.full((2,), action)))
+    first, second = zip(*received, strict=True)
+    assert first == (0, 0, 0, 5, 5, 6, 0, 0)  # a new episode starts with the last action
+    assert second == (0, 5, 0, 6, 6, 7, 7, 8)  # after 2, then 6 steps

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchwrap._core.errors import refusal
@@ -49,6 +50,11 @@ def integer(
     if number > at_most:
         bound = f"at most {at_most}"
     raise ValueError(refusal(owner, f"{name} must be an integer of {bound}", number))
+
+
+def period(owner: str, value: Any) -> int | None:
+    """A number of steps, or None."""
+    return None if value is None else integer(owner, "period", value, at_least=1)
 
 
 def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
@@ -120,6 +126,22 @@ def number(
     if not low <= number <= high:
         raise ValueError(text)
     return number  # type: ignore[no-any-return]
+
+
+def array(
+    owner: str,
+    name: str,
+    value: Any,
+    low: float,
+    high: float = sys.float_info.max,
+) -> Any:
+    """Real numbers in [low, high] as a new NumPy array."""
+    numbers = np.array(value)
+    is_real = numbers.dtype.kind in "iuf"
+    if not is_real or not low <= numbers.min() <= numbers.max() <= high:
+        must = f"{name} must be finite numbers in [{low:g}, {high:g}]"
+        raise ValueError(refusal(owner, must, repr(value)))
+    return numbers
 
 
 def fill(owner: str, value: Any, dtype: Any) -> Any:

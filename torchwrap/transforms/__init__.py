@@ -1,7 +1,7 @@
 """Transforms, one file per family."""
 
 from torchwrap.statistics import RunningMeanStd
-from torchwrap.transforms.action import ClipAction, TransformAction
+from torchwrap.transforms.action import AffineAction, ClipAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
@@ -10,6 +10,9 @@ from torchwrap.transforms.history import (
     DelayAction,
     DelayObservation,
     FrameStackObservation,
+    LastActionObservation,
+    LowPassAction,
+    RateLimitAction,
     StickyAction,
 )
 from torchwrap.transforms.image import (
@@ -22,6 +25,7 @@ from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward
 from torchwrap.transforms.observation import (
     AddNoise,
     ClipObservation,
+    CommandObservation,
     DtypeObservation,
     FilterObservation,
     FlattenObservation,
@@ -43,9 +47,11 @@ __all__ = [
     "ActionTransform",
     "AddNoise",
     "AddWhiteNoise",
+    "AffineAction",
     "ClipAction",
     "ClipObservation",
     "ClipReward",
+    "CommandObservation",
     "Compose",
     "DelayAction",
     "DelayObservation",
@@ -56,6 +62,8 @@ __all__ = [
     "FlattenObservation",
     "FrameStackObservation",
     "GrayscaleObservation",
+    "LastActionObservation",
+    "LowPassAction",
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationGroups",
@@ -63,6 +71,7 @@ __all__ = [
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",
+    "RateLimitAction",
     "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchwrap import spaces
@@ -78,3 +80,42 @@ class ClipAction(ActionTransform):
 
     def action(self, action: Tensor) -> Tensor:
         return action.clamp(self.low, self.high)
+
+
+class AffineAction(ActionTransform):
+    """Scales and shifts actions, such as for the joints of a robot: `scale * action + offset`.
+
+    As Isaac Lab's `JointAction`: the agent's action is a change from default positions, the offset.
+
+    Args:
+        scale, offset: finite numbers, or arrays that broadcast to the action.
+
+    Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
+
+    >>> import torch; from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap.wrappers import TransformedEnv
+    >>> env = ScriptedEnv(1, action_space=Box(-9, 9, (2,)))
+    >>> env = TransformedEnv(env, AffineAction(0.5, offset=[0, 1]))
+    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[3.0, -4.0]])))
+    >>> transition["next", "info", "action"]  # the action that the env received
+    tensor([[ 1.5000, -1.0000]])
+    """
+
+    slope: Tensor
+    intercept: Tensor
+
+    def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0) -> None:
+        super().__init__()
+        lowest = -sys.float_info.max
+        self.scale = validation.array("AffineAction", "scale", scale, lowest)
+        self.offset = validation.array("AffineAction", "offset", offset, lowest)
+
+    def setup(self, signature: Signature) -> Signature:
+        box = spaces.box("AffineAction", "action", signature.single_action_space, of="floats")
+        device = signature.device
+        self._register_coefficients(box, device, slope=self.scale, intercept=self.offset)
+        above = Box(-np.inf, np.inf, box.shape, box.dtype)
+        return signature.replace(single_action_space=above)
+
+    def action(self, action: Tensor) -> Tensor:
+        return self.slope * action + self.intercept

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Tuple
-from gymnasium.spaces.utils import flatdim, flatten_space
+from gymnasium.spaces import Box, Dict
+from gymnasium.spaces.utils import flatdim
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import AugmentedObservation, Transform
 
 # The new result from the old one, the next value, and the number of values with it.
 _REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -237,7 +236,7 @@ class TimeLimit(Transform):
         return td
 
 
-class TimeAwareObservation(Transform):
+class TimeAwareObservation(AugmentedObservation):
     """Adds the time since the start of the episode to the observation.
 
     The env needs a step limit, such as `TimeLimit`.
@@ -278,30 +277,13 @@ class TimeAwareObservation(Transform):
             raise ValueError(refusal("TimeAwareObservation", fault, remedy=remedy))
         self.limit = limit
         time = Box(0.0, 1.0) if self.normalize_time else Box(0, limit, dtype=np.int32)
-        below = signature.single_observation_space
-        self.is_single = spaces.children(below) is None
-        self.time_key = "time"
-        self.space: Space[Any]  # before flattening
-        if isinstance(below, Tuple):
-            self.time_key = str(len(below.spaces))
-            self.space = Tuple((*below.spaces, time))
-        elif isinstance(below, Dict):
-            self.time_key = self.dict_time_key
-            if self.time_key in below.spaces:
-                must = f"dict_time_key must not be a key of {below}"
-                raise ValueError(refusal("TimeAwareObservation", must, repr(self.time_key)))
-            self.space = spaces.dict_like(below, {self.time_key: time, **below.spaces})
-        else:
-            self.space = Dict(obs=below, time=time)
-        above: Space[Any] = self.space
-        if self.flatten:
-            above = flatten_space(self.space)
-            self.dtype = spaces.dtype(above)
-        return signature.replace(single_observation_space=above)
+        is_dict = isinstance(signature.single_observation_space, Dict)
+        key = self.dict_time_key if is_dict else "time"
+        return self._add_space(signature, key, time)
 
     def step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)
-        return self._add_time(td)
+        return self._add_entry(td, self._time(self.elapsed))
 
     def reset(
         self,
@@ -309,17 +291,17 @@ class TimeAwareObservation(Transform):
         mask: RowMask,
     ) -> TensorDict:
         mask.fill_(self.elapsed, 0)
-        return self._add_time(td)
+        return self._add_entry(td, self._time(self.elapsed))
 
     def _retimed(self, observation: Any, steps: Tensor) -> Any:
         if observation is None:
             return super()._retimed(observation, steps)
         time = self._time(steps.unsqueeze(1))
         if not self.flatten:
-            return observation.copy().set(self.time_key, time)
+            return observation.copy().set(self.entry_key, time)
         column = 0
         for path, leaf in spaces.leaves(self.space):
-            if path == (self.time_key,):
+            if path == (self.entry_key,):
                 break
             column += flatdim(leaf)
         observation = observation.clone()
@@ -328,13 +310,3 @@ class TimeAwareObservation(Transform):
 
     def _time(self, steps: Tensor) -> Tensor:
         return steps.float() / self.limit if self.normalize_time else steps.int()
-
-    def _add_time(self, td: TensorDict) -> TensorDict:
-        observation = td["observation"]
-        time = self._time(self.elapsed)
-        parts = {"obs": observation} if self.is_single else dict(observation.items())
-        parts[self.time_key] = time
-        timed: Any = TensorDict(parts, batch_size=time.shape[:1])
-        if self.flatten:
-            timed = spaces.flatten(self.space, timed, self.dtype)
-        return td.set("observation", timed)

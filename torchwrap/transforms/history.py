@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import AugmentedObservation, Transform
 
 
 class _Frames(BatchedModule):
@@ -139,6 +140,21 @@ class _ObservationHistory(_History):
             return self._output(self.frames_of[path].restart(initial, mask))
 
         return td.set("observation", spaces.apply(restart, td["observation"]))
+
+
+class _ActionHistory(_History):
+    """Base for transforms that keep the latest actions."""
+
+    padding_types = ("zero",)
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        for frames in self.frames_of.values():
+            frames.clear(mask)
+        return td
 
 
 class FrameStackObservation(_ObservationHistory):
@@ -284,7 +300,7 @@ class DelayObservation(_Delay, _ObservationHistory):
         return super().reset(td, mask)
 
 
-class DelayAction(_Delay):
+class DelayAction(_Delay, _ActionHistory):
     """Delays actions by a number of steps, as actuators and networks do.
 
     Args:
@@ -305,8 +321,6 @@ class DelayAction(_Delay):
     tensor([5])
     """
 
-    padding_types = ("zero",)
-
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_action_space, signature)
 
@@ -319,9 +333,148 @@ class DelayAction(_Delay):
         mask: RowMask,
     ) -> TensorDict:
         self._draw_delays(mask)
-        for frames in self.frames_of.values():
-            frames.clear(mask)
-        return td
+        return super().reset(td, mask)
+
+
+class _FilteredAction(_ActionHistory):
+    """Base for filters: the env's action moves from the last one towards the agent's."""
+
+    def _make_filter(self, signature: Signature, **coefficients: Any) -> Signature:
+        owner = type(self).__name__
+        box = spaces.box(owner, "action", signature.single_action_space, of="floats")
+        self._make_frames(box, signature, 1)
+        self._register_coefficients(box, signature.device, **coefficients)
+        return signature
+
+    def _change(self, difference: Tensor) -> Tensor:
+        """Returns the change of the env's action, from its difference to the agent's."""
+        raise NotImplementedError
+
+    def action(self, action: Value) -> Value:
+        (latest,) = self.frames_of.values()
+        last = latest.frames[:, 0]
+        filtered = last + self._change(action - last)  # type: ignore[operator]
+        return latest.append(filtered)[:, 0]
+
+
+class LowPassAction(_FilteredAction):
+    """Smooths actions by an exponential moving average, a low-pass filter of first order.
+
+    The env's action is `y[t] = alpha * action[t] + (1 - alpha) * y[t - 1]`, as for Isaac Lab's
+    `EMAJointPositionToLimitsAction`. For MuJoCo's `filterexact` with time constant tau and step dt,
+    alpha is `1 - exp(-dt / tau)`.
+
+    Args:
+        alpha: weight of the new action in [0, 1], a number or an array that broadcasts to the
+            action.
+        padding_type: the env's action before an episode: "zero" is the action of the space nearest
+            to zero, and an action of the space is used itself.
+
+    Shape: a Box of floats, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (1,))), LowPassAction(0.5))
+    >>> _, td = env.step(env.reset().set("action", torch.ones(1, 1)))
+    >>> env.step(td.set("action", torch.ones(1, 1)))[0]["next", "info", "action"]
+    tensor([[0.7500]])
+    """
+
+    weight: Tensor
+
+    def __init__(self, alpha: ArrayLike, *, padding_type: str | Any = "zero") -> None:
+        super().__init__(padding_type)
+        self.alpha = validation.array("LowPassAction", "alpha", alpha, 0, 1)
+
+    def setup(self, signature: Signature) -> Signature:
+        return self._make_filter(signature, weight=self.alpha)
+
+    def _change(self, difference: Tensor) -> Tensor:
+        return self.weight * difference
+
+
+class RateLimitAction(_FilteredAction):
+    """Limits the change of the env's action from step to step, as motors and rate limiters do.
+
+    The env's action is `y[t] = y[t - 1] + clip(action[t] - y[t - 1], -max_change, max_change)`.
+
+    Args:
+        max_change: largest change of each component in a step, at least 0: a number or an array
+            that broadcasts to the action.
+        padding_type: as for `LowPassAction`.
+
+    Shape: a Box of floats, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (1,))), RateLimitAction(0.4))
+    >>> _, td = env.step(env.reset().set("action", torch.ones(1, 1)))
+    >>> env.step(td.set("action", torch.ones(1, 1)))[0]["next", "info", "action"]
+    tensor([[0.8000]])
+    """
+
+    limit: Tensor
+
+    def __init__(self, max_change: ArrayLike, *, padding_type: str | Any = "zero") -> None:
+        super().__init__(padding_type)
+        self.max_change = validation.array("RateLimitAction", "max_change", max_change, 0)
+
+    def setup(self, signature: Signature) -> Signature:
+        return self._make_filter(signature, limit=self.max_change)
+
+    def _change(self, difference: Tensor) -> Tensor:
+        return difference.clamp(-self.limit, self.limit)
+
+
+class LastActionObservation(_ActionHistory, AugmentedObservation):
+    """Adds the agent's last action to the observation, as Isaac Lab's `last_action` does.
+
+    It is the action that reaches this transform: before the transforms below change it.
+
+    Args:
+        flatten: whether to flatten the result into one vector, as Gymnasium's `flatten` does.
+        padding_type: the last action in initial observations: "zero" is the action of the space
+            nearest to zero, and an action of the space is used itself.
+        key: key of the action in a `Dict` observation.
+
+    Shape: a `Dict` holds the action under `key`, a `Tuple` as its last element; any other
+    observation becomes a `Dict` of "obs" and `key`. With `flatten`, all of it is one vector.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = ScriptedEnv(1, (1,), action_space=Box(-1, 1, (2,)))
+    >>> env = TransformedEnv(env, LastActionObservation())
+    >>> td = env.reset()
+    >>> td["observation"], env.step(td.set("action", torch.tensor([[0.5, -1]])))[1]["observation"]
+    (tensor([[0., 0., 0.]]), tensor([[ 1.0000,  0.5000, -1.0000]]))
+    """
+
+    def __init__(
+        self, flatten: bool = True, *, padding_type: str | Any = "zero", key: str = "last_action"
+    ) -> None:
+        super().__init__(padding_type)
+        self.flatten = validation.flag("LastActionObservation", "flatten", flatten)
+        self.key = validation.text("LastActionObservation", "key", key)
+
+    def setup(self, signature: Signature) -> Signature:
+        self.action_space = signature.single_action_space
+        self._make_frames(self.action_space, signature, 1)
+        return self._add_space(signature, self.key, self.action_space)
+
+    def action(self, action: Value) -> Value:
+        for path, _ in spaces.leaves(self.action_space):
+            self.frames_of[path].append(spaces.entry(action, path))
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        def latest(path: Path, leaf: Space[Any]) -> Tensor:
+            return self.frames_of[path].frames[:, 0].clone()
+
+        return self._add_entry(td, spaces.build(self.action_space, latest, td.batch_size[0]))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        return self.step(super().reset(td, mask))
 
 
 class StickyAction(_History):

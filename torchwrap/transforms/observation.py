@@ -21,8 +21,13 @@ from torch import Tensor
 from torchwrap import random, spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.transform import ObservationTransform, Transform
+from torchwrap.transforms.transform import (
+    AugmentedObservation,
+    ObservationTransform,
+    Transform,
+)
 
 
 class TransformObservation(ObservationTransform):
@@ -68,11 +73,16 @@ class TransformObservation(ObservationTransform):
 class AddNoise(ObservationTransform):
     """Adds random numbers to observations, as sensors do: each component, env and step has its own.
 
+    `AddNoise(0.1, period=None)` is a bias of the sensors, drawn for each episode, as Isaac Lab's
+    `NoiseModelWithAdditiveBias`.
+
     Args:
         scale: standard deviation of normal noise, or the largest size of uniform noise; at least 0,
             a number or an array that broadcasts to the observation.
         distribution: "normal" or "uniform".
         in_eval: whether `env.eval()` keeps the noise.
+        period: number of steps of an episode for which the noise stays the same. None is the whole
+            episode.
 
     Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
 
@@ -90,23 +100,19 @@ class AddNoise(ObservationTransform):
         distribution: Literal["normal", "uniform"] = "normal",
         *,
         in_eval: bool = True,
+        period: int | None = 1,
     ) -> None:
         super().__init__()
-        sizes = np.array(scale)
-        is_real = sizes.dtype.kind in "iuf"
-        if not is_real or not 0 <= sizes.min() <= sizes.max() < np.inf:
-            must = "scale must be finite numbers of at least 0"
-            raise ValueError(refusal("AddNoise", must, repr(scale)))
-        self.scale = sizes
+        self.scale = validation.array("AddNoise", "scale", scale, low=0)
         self.distribution = validation.choice(
             "AddNoise", "distribution", distribution, "normal", "uniform"
         )
         self.in_eval = validation.flag("AddNoise", "in_eval", in_eval)
+        self.period = validation.period("AddNoise", period)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
-        scale = np.broadcast_to(self.scale, box.shape).astype(box.dtype)
-        self._register_constants(signature.device, factors=scale)
+        self._register_coefficients(box, signature.device, factors=self.scale)
         self.stream, signature = signature.stream()
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)
@@ -117,13 +123,81 @@ class AddNoise(ObservationTransform):
     def observation(self, observation: Tensor) -> Tensor:
         if not (self.training or self.in_eval):
             return observation
-        key = self.stream.key()
+        key = self.stream.key().hold(self.period)
         shape = observation.shape[1:]
         if self.distribution == "normal":
             noise = random.normal(key, shape=shape)
         else:
             noise = random.uniform(key, -1, 1, shape)
         return observation + self.factors * noise.to(observation.dtype)
+
+
+class CommandObservation(AugmentedObservation):
+    """Adds a random command to the observation, such as a velocity, which holds for some steps.
+
+    It is uniform, and drawn at the start of an episode and every `period` steps, as Isaac Lab's
+    `CommandTerm` does. `("next", "info", key)` is the command that the agent saw before the step,
+    for rewards. `deploy(..., without=["CommandObservation"])` takes the command from the caller, as
+    a part of the observation.
+
+    Args:
+        low, high: bounds of the command, arrays of its shape.
+        period: number of steps for which a command holds. None is the whole episode.
+        flatten: whether to flatten the result into one vector, as Gymnasium's `flatten` does.
+        key: key of the command in a `Dict` observation, and of the info.
+
+    Shape: as for `LastActionObservation`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, (2,)), CommandObservation([-1.0], [1.0], period=500))
+    >>> env.reset(seed=0)["observation"].shape
+    torch.Size([1, 3])
+    """
+
+    lowest: Tensor
+    highest: Tensor
+
+    def __init__(
+        self,
+        low: ArrayLike,
+        high: ArrayLike,
+        period: int | None,
+        *,
+        flatten: bool = True,
+        key: str = "command",
+    ) -> None:
+        super().__init__()
+        owner = "CommandObservation"
+        self.low = validation.array(owner, "low", low, -sys.float_info.max)
+        self.high = validation.array(owner, "high", high, self.low.min())
+        self.period = validation.period(owner, period)
+        self.flatten = validation.flag(owner, "flatten", flatten)
+        self.key = validation.text(owner, "key", key)
+
+    def setup(self, signature: Signature) -> Signature:
+        low = self.low.astype(np.float32)
+        box = Box(low, self.high.astype(np.float32))
+        self._register_constants(signature.device, lowest=box.low, highest=box.high)
+        self.stream, signature = signature.stream()
+        return self._add_space(signature, self.key, box)
+
+    def _command(self, key: random.Key) -> Tensor:
+        shape = tuple(self.lowest.shape)
+        held = key.hold(self.period)
+        return random.uniform(held, self.lowest, self.highest, shape)
+
+    def step(self, td: TensorDict) -> TensorDict:
+        key = self.stream.key()
+        before = key._replace(draw=key.draw - 1)
+        td.set(("info", self.key), self._command(before))
+        return self._add_entry(td, self._command(key))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        return self._add_entry(td, self._command(self.stream.key()))
 
 
 class ClipObservation(ObservationTransform):

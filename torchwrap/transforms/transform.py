@@ -8,6 +8,9 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces.utils import flatten_space
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -123,6 +126,12 @@ class Transform(BatchedModule):
         for name, value in values.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
 
+    def _register_coefficients(self, box: Box, device: torch.device, **values: Any) -> None:
+        """Registers arrays that broadcast to a Box as buffers of its shape and dtype."""
+        for name, value in values.items():
+            array = np.broadcast_to(value, box.shape).astype(box.dtype)
+            self._register_constants(device, **{name: array})
+
     def _attach(self, position: str, signature: Signature) -> Signature:
         """Allocates buffers and sets up. Returns the signature of the layer above."""
         self.allocate(signature.num_envs, signature.device)
@@ -203,6 +212,52 @@ class ObservationTransform(Transform):
             else self.observation(observation)
         )
         return td.set("observation", initial)
+
+
+class AugmentedObservation(Transform):
+    """Base for transforms that add an entry to the observation.
+
+    A `Dict` holds it under its key, a `Tuple` as its last element; any other observation becomes a
+    `Dict` of "obs" and the entry. With `flatten`, all of it is one vector.
+    """
+
+    flatten: bool
+
+    def _add_space(
+        self,
+        signature: Signature,
+        key: str,
+        entry: Space[Any],
+    ) -> Signature:
+        """Returns the signature with the entry's space. Call it in `setup`."""
+        below = signature.single_observation_space
+        self.is_single = spaces.children(below) is None
+        self.entry_key = key
+        self.space: Space[Any]  # before flattening
+        if isinstance(below, Tuple):
+            self.entry_key = str(len(below.spaces))
+            self.space = Tuple((*below.spaces, entry))
+        elif isinstance(below, Dict):
+            if key in below.spaces:
+                must = f"the key of its entry must not be in {below}"
+                raise ValueError(refusal(type(self).__name__, must, repr(key)))
+            self.space = spaces.dict_like(below, {key: entry, **below.spaces})
+        else:
+            self.space = Dict([("obs", below), (key, entry)])
+        above: Space[Any] = self.space
+        if self.flatten:
+            above = flatten_space(self.space)
+            self.dtype = spaces.dtype(above)
+        return signature.replace(single_observation_space=above)
+
+    def _add_entry(self, td: TensorDict, entry: Value) -> TensorDict:
+        observation = td["observation"]
+        parts = {"obs": observation} if self.is_single else dict(observation.items())
+        parts[self.entry_key] = entry
+        augmented: Any = TensorDict(parts, batch_size=td.batch_size)
+        if self.flatten:
+            augmented = spaces.flatten(self.space, augmented, self.dtype)
+        return td.set("observation", augmented)
 
 
 class RewardTransform(Transform):

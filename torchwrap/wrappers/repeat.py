@@ -15,6 +15,7 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
+from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper, layers
 
 
@@ -24,10 +25,10 @@ class _Repeat(Wrapper):
     def __init__(self, env: Env, repeats: int, summed_info: Sequence[str]) -> None:
         super().__init__(env)
         owner = type(self).__name__
-        if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
+        if any(map(_transforms_steps, layers(env))):
             # They would count and learn from the steps of finished envs, while others continue.
-            must = "env must have no transforms"
-            raise ValueError(refusal(owner, must, repr(env), "Put them on top of the wrapper"))
+            must = "env must have transforms of actions only"
+            raise ValueError(refusal(owner, must, repr(env), "Put others on top of the wrapper"))
         if not env.unwrapped.can_repeat and env.num_envs > 1:
             must = "env must have a simulator whose finished envs can wait for the others"
             remedy = (
@@ -83,6 +84,11 @@ class _Repeat(Wrapper):
         return super()._move_clocks(steps * self.repeats, observation)
 
 
+def _transforms_steps(layer: Env) -> bool:
+    transforms = layer.transforms.flat() if isinstance(layer, TransformedEnv) else ()
+    return any(type(part).step is not Transform.step for part in transforms)
+
+
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
@@ -90,7 +96,8 @@ class RepeatAction(_Repeat):
     counts each step.
 
     Args:
-        env: the env to wrap, without transforms.
+        env: the env to wrap. Transforms of actions may be on it, such as a `DelayAction` that
+            counts steps of the env; others go on top of this wrapper.
         num_repeats: steps per action.
         summed_info: names of infos to sum like the rewards, as float32, such as `metrics` of
             `RecordEpisodeStatistics`.
@@ -128,7 +135,7 @@ class MaxAndSkipObservation(_Repeat):
     observations stay unchanged.
 
     Args:
-        env: the env to wrap, without transforms.
+        env: the env to wrap, with transforms of actions only.
         skip: steps per action, at least 2.
         summed_info: as for `RepeatAction`.
 
