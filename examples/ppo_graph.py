@@ -70,7 +70,8 @@ def make_env(args: Args, make: Callable[..., tw.Env]) -> tw.Env:
     if isinstance(env.single_action_space, Box):
         transforms.append(T.ClipAction())
     if args.normalize_reward:
-        transforms.append(T.NormalizeReward(gamma=args.gamma[0]))
+        # Clipped, because the first rewards are divided by the deviation of few returns.
+        transforms += [T.NormalizeReward(gamma=args.gamma[0]), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
 
 
