@@ -437,6 +437,9 @@ class FunctionalEnv(Env):
             if name == "terminal" or name in self.optional:
                 flag = self._first_result(name, next_state)
                 spaces.check_tensor(f"{owner}.{name}", "result", flag, shape, torch.bool, device)
+        if "curriculum" in self.optional:
+            changed = self._first_result("curriculum", next_state)
+            _check_state(f"{owner}.curriculum", changed, self.params, "params", partial=True)
         arguments = {"transition_info": (state, action, next_state), "state_info": (next_state,)}
         names: list[str] = []
         for name in _INFO:
@@ -460,7 +463,7 @@ class FunctionalEnv(Env):
         """
         owner = f"{type(self.func_env).__name__}.{name}"
         key = self.stream.key()
-        given = rows.leaves(arguments)
+        given = rows.leaves((arguments, self.params))
         versions = _versions(given)
         remedy = "Draw from its rng, with torchwrap.random"
         calls: list[list[Tensor]] = []
@@ -472,7 +475,7 @@ class FunctionalEnv(Env):
                 except Exception as error:
                     raise TypeError(_explained(owner, error)) from error
         others, leaves = calls
-        if _versions(rows.leaves(arguments)) != versions:
+        if _versions(rows.leaves((arguments, self.params))) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
         for leaf, other in zip(leaves, others, strict=False):
@@ -575,18 +578,20 @@ def _check_state(
     owner: str,
     state: object,
     like: State,
+    name: str = "state",
+    *,
     partial: bool = False,
 ) -> None:
     """Raises unless the fields are tensors like those of `like`, or some of them if `partial`."""
     if not isinstance(state, Mapping):
-        must = "state must be a dict of tensors, as `env.state` is"
+        must = f"{name} must be a dict of tensors, as `env.{name}` is"
         raise TypeError(refusal(owner, must, type(state).__name__))
     unknown = state.keys() - like.keys()
     missing = like.keys() - state.keys()
     if unknown or (missing and not partial):
-        must = f"state must have the fields {list(like)}"
+        must = f"{name} must have the fields {list(like)}"
         raise ValueError(refusal(owner, must, list(state)))
     for field, value in state.items():
         buffer = like[field]
-        what = f"state[{field!r}]"
+        what = f"{name}[{field!r}]"
         spaces.check_tensor(owner, what, value, buffer.shape, buffer.dtype, buffer.device)

@@ -47,7 +47,7 @@ WRONG = {
         ValueError: [spaces.Dict({}), spaces.Dict({1: spaces.Discrete(3)})],
     },
     "text": {TypeError: [None, 3, ""]},
-    "finite": {ValueError: [NAN, INF, "1", None, [0, -INF]]},
+    "finite": {ValueError: [NAN, INF, "1", None, [], [0, -INF]]},
     "weight": {ValueError: [-1, NAN, 1.1, None, [0, 2]]},
     "noise": {ValueError: [-1, NAN, "1", None, [0, -1]]},
     "dtype": {

@@ -86,6 +86,29 @@ def test_partial_reset_changes_the_levels_of_its_rows_that_have_played():
     assert env.params["level"].tolist() == [1, 2, 1]
 
 
+RESULTS = {
+    "another name": (lambda level: {"lvel": level}, ValueError, r"curriculum: .*\['level'\]"),
+    "another shape": (
+        lambda level: {"level": torch.stack([level] * 2)},
+        ValueError,
+        "level.*shape",
+    ),
+    "another dtype": (lambda level: {"level": level.float()}, TypeError, "level.*dtype"),
+    "no dict": (lambda level: level, TypeError, "curriculum: params"),
+    "a change in place": (lambda level: {"level": level.add_(1)}, TypeError, "curriculum"),
+}
+
+
+@pytest.mark.parametrize("change, kind, words", RESULTS.values(), ids=RESULTS)
+def test_result_that_does_not_fit_the_params_is_refused(change, kind, words):
+    class Wrong(Walk):
+        def curriculum(self, state, rng, params=None):
+            return change(params["level"])
+
+    with pytest.raises(kind, match=words):
+        tw.FunctionalEnv(Wrong(), 2, params={"level": torch.zeros(2, dtype=torch.int64)})
+
+
 @pytest.mark.full
 def test_env_with_a_curriculum_keeps_the_contract():
     check_env(make)

@@ -215,3 +215,18 @@ def test_affine_action_equals_numpys_beyond_the_bounds_below():
     actions = np.random.default_rng(0).normal(0, 5, (4, 3)).astype(np.float32)
     expected = np.float64(scale) * actions + offset
     assert_allclose(received(env, actions), expected, rtol=1e-6, atol=1e-6)
+
+
+COEFFICIENTS = {
+    "scale": lambda values: T.AffineAction(values),
+    "offset": lambda values: T.AffineAction(1, values),
+    "alpha": lambda values: T.LowPassAction(values),
+    "max_change": lambda values: T.RateLimitAction(values),
+}
+
+
+@pytest.mark.parametrize("argument", COEFFICIENTS)
+def test_argument_of_another_shape_is_refused_by_name(argument):
+    transform = COEFFICIENTS[argument]([0.1, 0.2])
+    with pytest.raises(ValueError, match=rf"{argument} .*\(3,\)"):
+        scripted(transform, action_space=Box(-1, 1, (3,)))

@@ -137,8 +137,8 @@ def array(
 ) -> Any:
     """Real numbers in [low, high] as a new NumPy array."""
     numbers = np.array(value)
-    is_real = numbers.dtype.kind in "iuf"
-    if not is_real or not low <= numbers.min() <= numbers.max() <= high:
+    are_real = numbers.dtype.kind in "iuf" and numbers.size > 0
+    if not are_real or not low <= numbers.min() <= numbers.max() <= high:
         must = f"{name} must be finite numbers in [{low:g}, {high:g}]"
         raise ValueError(refusal(owner, must, repr(value)))
     return numbers

@@ -112,8 +112,7 @@ class AffineAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AffineAction", "action", signature.single_action_space, of="floats")
-        device = signature.device
-        self._register_coefficients(box, device, slope=self.scale, intercept=self.offset)
+        self._register_coefficients(box, signature.device, slope="scale", intercept="offset")
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_action_space=above)
 

@@ -279,7 +279,7 @@ class TimeAwareObservation(AugmentedObservation):
         time = Box(0.0, 1.0) if self.normalize_time else Box(0, limit, dtype=np.int32)
         is_dict = isinstance(signature.single_observation_space, Dict)
         key = self.dict_time_key if is_dict else "time"
-        return self._add_space(signature, key, time)
+        return self._add_space(signature, key, time, "dict_time_key")
 
     def step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)

@@ -339,7 +339,7 @@ class DelayAction(_Delay, _ActionHistory):
 class _FilteredAction(_ActionHistory):
     """Base for filters: the env's action moves from the last one towards the agent's."""
 
-    def _make_filter(self, signature: Signature, **coefficients: Any) -> Signature:
+    def _make_filter(self, signature: Signature, **coefficients: str) -> Signature:
         owner = type(self).__name__
         box = spaces.box(owner, "action", signature.single_action_space, of="floats")
         self._make_frames(box, signature, 1)
@@ -386,7 +386,7 @@ class LowPassAction(_FilteredAction):
         self.alpha = validation.array("LowPassAction", "alpha", alpha, 0, 1)
 
     def setup(self, signature: Signature) -> Signature:
-        return self._make_filter(signature, weight=self.alpha)
+        return self._make_filter(signature, weight="alpha")
 
     def _change(self, difference: Tensor) -> Tensor:
         return self.weight * difference
@@ -418,7 +418,7 @@ class RateLimitAction(_FilteredAction):
         self.max_change = validation.array("RateLimitAction", "max_change", max_change, 0)
 
     def setup(self, signature: Signature) -> Signature:
-        return self._make_filter(signature, limit=self.max_change)
+        return self._make_filter(signature, limit="max_change")
 
     def _change(self, difference: Tensor) -> Tensor:
         return difference.clamp(-self.limit, self.limit)

@@ -112,7 +112,7 @@ class AddNoise(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
-        self._register_coefficients(box, signature.device, factors=self.scale)
+        self._register_coefficients(box, signature.device, factors="scale")
         self.stream, signature = signature.stream()
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)

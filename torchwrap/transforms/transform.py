@@ -126,10 +126,15 @@ class Transform(BatchedModule):
         for name, value in values.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
 
-    def _register_coefficients(self, box: Box, device: torch.device, **values: Any) -> None:
-        """Registers arrays that broadcast to a Box as buffers of its shape and dtype."""
-        for name, value in values.items():
-            array = np.broadcast_to(value, box.shape).astype(box.dtype)
+    def _register_coefficients(self, box: Box, device: torch.device, **arguments: str) -> None:
+        """Registers buffers of a Box's shape and dtype, by name, from arguments of these names."""
+        for name, argument in arguments.items():
+            value = getattr(self, argument)
+            try:
+                array = np.broadcast_to(value, box.shape).astype(box.dtype)
+            except ValueError:
+                must = f"{argument} must broadcast to shape {box.shape}"
+                raise ValueError(refusal(type(self).__name__, must, repr(value))) from None
             self._register_constants(device, **{name: array})
 
     def _attach(self, position: str, signature: Signature) -> Signature:
@@ -228,6 +233,7 @@ class AugmentedObservation(Transform):
         signature: Signature,
         key: str,
         entry: Space[Any],
+        argument: str = "key",
     ) -> Signature:
         """Returns the signature with the entry's space. Call it in `setup`."""
         below = signature.single_observation_space
@@ -239,7 +245,7 @@ class AugmentedObservation(Transform):
             self.space = Tuple((*below.spaces, entry))
         elif isinstance(below, Dict):
             if key in below.spaces:
-                must = f"the key of its entry must not be in {below}"
+                must = f"{argument} must not be a key of {below}"
                 raise ValueError(refusal(type(self).__name__, must, repr(key)))
             self.space = spaces.dict_like(below, {key: entry, **below.spaces})
         else:
