@@ -1,4 +1,4 @@
-"""A whole job with rsl_rl: a teacher, a student of its, and the student as an ONNX file.
+"""A whole job with rsl_rl: a teacher, its student, and the student as an ONNX file.
 
 pip install -e ".[examples,rsl-rl,onnx]"
 python examples/rsl_rl_robot.py teacher                 PPO
@@ -7,10 +7,10 @@ python examples/rsl_rl_robot.py teacher --resume        goes on, bit for bit
 python examples/rsl_rl_robot.py teacher --logger wandb  WANDB_MODE=offline needs no network
 torchrun --nproc-per-node 2 examples/rsl_rl_robot.py teacher
 
-The robot is the arm of robot.py with a curriculum: the level of an env is how far from the top its
-episodes start. The teacher sees the true state. Its critic also sees the mass, length, friction and
-motor gain, and random network distillation rewards it for states that are new. The student sees the
-angle only: noisy, up to two steps late, in a stack of five. All are normalized by transforms.
+The robot is the arm of robot.py with a curriculum: episodes start the farther from the top, the
+higher the level of an env. The teacher sees the true state, and is rewarded for new ones by random
+network distillation. Its critic also sees mass, length, friction and motor gain. The student sees
+the angle only: noisy, up to two steps late, in a stack of five. Transforms normalize all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import onnxruntime
 import torch
 import torch.distributed as dist
 import tyro
@@ -51,10 +52,10 @@ class Args:
     """seed of the environments and of PyTorch"""
     device: str = "cpu"
     """device of the environments and of the agent; that of torchrun is cuda:0, cuda:1, ..."""
-    compile: bool = False
-    """compile the environment with its transforms"""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
     """where rsl_rl logs"""
+    eval_steps: int = 300
+    """number of steps of 100 robots that the student plays; an episode has 200"""
     out: Path = Path("runs/rsl_rl_robot")
     """folder of the logs, the checkpoints and the ONNX file"""
 
@@ -93,9 +94,7 @@ def make_arm(num_envs: int, level: float, device: str = "cpu") -> tw.Env:
     )
 
 
-def make_env(
-    num_envs: int, level: float, device: str = "cpu", delay: int | tuple[int, int] = (0, 2)
-) -> tw.Env:
+def make_env(num_envs: int, level: float, device: str = "cpu", delay=(0, 2)) -> tw.Env:
     sensor = [
         T.AddNoise(0.01, in_eval=False),
         T.DelayObservation(delay, padding_type="reset"),
@@ -120,15 +119,14 @@ def make_config(args: Args) -> dict[str, Any]:
     if args.logger == "wandb":
         config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
     if args.stage == "student":
+        algorithm = {"num_learning_epochs": 4, "gradient_length": 8}
+        algorithm["class_name"] = "torchwrap.interop.rsl_rl:Distillation"
         return {
             **config,
             "obs_groups": {"student": ["student"], "teacher": ["teacher"]},
             "student": {**network, "distribution_cfg": {**gaussian, "init_std": 0.1}},
             "teacher": actor,
-            "algorithm": {
-                "class_name": "torchwrap.interop.rsl_rl:Distillation",
-                "gradient_length": 8,
-            },
+            "algorithm": algorithm,
         }
     curiosity = {
         "num_outputs": 8,
@@ -157,8 +155,7 @@ class OnCpus:
     def _configure_multi_gpu(self):
         if self.device != "cpu" or WORLD_SIZE == 1:
             return super()._configure_multi_gpu()
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        dist.init_process_group("gloo")
         ranks = {"global_rank": RANK, "local_rank": RANK, "world_size": WORLD_SIZE}
         self.cfg["multi_gpu"] = ranks
         self.is_distributed = True
@@ -166,12 +163,10 @@ class OnCpus:
         self.gpu_global_rank = self.gpu_local_rank = RANK
 
 
-class Teaching(OnCpus, OnPolicyRunner):
-    pass
+class TeacherRunner(OnCpus, OnPolicyRunner): ...
 
 
-class Learning(OnCpus, DistillationRunner):
-    pass
+class StudentRunner(OnCpus, DistillationRunner): ...
 
 
 def latest(folder: Path) -> str:
@@ -181,20 +176,20 @@ def latest(folder: Path) -> str:
 
 def train(args: Args, env: tw.Env) -> nn.Module:
     folder = args.out / args.stage
-    kind = Teaching if args.stage == "teacher" else Learning
+    make_runner = TeacherRunner if args.stage == "teacher" else StudentRunner
     rsl_env = to_rsl_rl(env, {"step_dt": Arm.dt}, seed=args.seed)
-    runner = kind(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
-    own = folder / f"rank_{RANK}" if RANK else folder
+    runner = make_runner(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
+    own = folder / f"rank_{RANK}" if RANK else folder  # rsl_rl saves on rank 0 only
     if args.stage == "student":
         runner.load(latest(args.out / "teacher"))
     if args.resume:
         runner.load(latest(own))
         runner.current_learning_iteration += 1  # rsl_rl would repeat the last number
     runner.learn(args.iterations, init_at_random_ep_len=not args.resume)
-    if RANK:  # rsl_rl saves in one process only; others have other episodes
+    if RANK:
         own.mkdir(exist_ok=True)
         runner.save(str(own / f"model_{runner.current_learning_iteration}.pt"))
-    return RslRlPolicy(runner.get_inference_policy())
+    return RslRlPolicy(runner.get_inference_policy("cpu"))
 
 
 def export(env: tw.Env, policy: nn.Module, path: Path) -> nn.Module:
@@ -204,36 +199,33 @@ def export(env: tw.Env, policy: nn.Module, path: Path) -> nn.Module:
     program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
     onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
     onnx_program.save(path)
-    path.with_suffix(".json").write_text(json.dumps(module.metadata, indent=2))
     return module
 
 
-def compare(path: Path, module: nn.Module, env: tw.Env, policy: nn.Module, seed: int) -> float:
-    """The largest difference of actions over 300 steps: the file in another simulator, and `env`.
-
-    The other simulator has no delay, because the file has it. On a robot, leave it out of the file.
-    """
-    import onnxruntime
-
+@torch.no_grad()
+def play(module, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
+    """The policy plays, and the file beside it: on a bare arm, because it has the delay itself."""
+    path = args.out / "policy.onnx"
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = module.onnx_names()["input_names"]
     arm = make_arm(env.num_envs, level=1.0).eval()  # without the curriculum
-    raw = arm.reset(seed=seed)
-    td = env.reset(seed=seed)
+    raw = arm.reset(seed=args.seed)
+    td = env.reset(seed=args.seed)
     state = module.initial_state(env.num_envs)
-    error = 0.0
-    for _ in range(300):
-        td = policy(td)
-        expected = td["action"].clamp(-1, 1)
+    upright = []
+    errors = []
+    for _ in range(args.eval_steps):
+        action = policy(td)["action"].clamp(-1, 1)  # as ClipAction does
         arrays = [value.numpy() for value in (raw["observation", "student"], *state.values())]
         outputs = session.run(None, dict(zip(names, arrays)))
-        action, *next_state = map(torch.from_numpy, outputs)
-        error = max(error, (action - expected).abs().max().item())
+        given, *next_state = map(torch.from_numpy, outputs)
+        errors.append((given - action).abs().max().item())
         _, td = env.step(td)
         transition, raw = arm.step(action)
+        upright.append(transition["next", "info", "upright"].mean().item())
         state = dict(zip(state, next_state))
         state["is_first"] = transition["next", "done"]
-    return error
+    return {"upright": sum(upright) / len(upright), "onnx_error": max(errors)}
 
 
 def main(args: Args) -> dict[str, float]:
@@ -241,24 +233,17 @@ def main(args: Args) -> dict[str, float]:
         args.device = f"cuda:{os.environ['LOCAL_RANK']}"
     torch.manual_seed(args.seed + RANK)
     env = make_env(args.num_envs, level=0.2, device=args.device)
-    if args.compile:
-        tw.compile(env)
     policy = train(args, env)
-    results = {}
-    if args.stage == "student" and RANK == 0:
-        policy.cpu()
-        test_env = make_env(100, level=1.0, delay=1)
-        test_env.load_state_dict(env.state_dict(), strict=False)  # without the levels of others
-        test_env.set_wrapper_attr("level", 1.0)
-        episodes = tw.evaluate(test_env, policy, 100, seed=args.seed + 1000)
-        path = args.out / "policy.onnx"
-        module = export(test_env, policy, path)
-        with torch.no_grad():
-            error = compare(path, module, test_env.eval(), policy, args.seed)
-        results = {"upright": episodes["episode_upright"].mean().item(), "onnx_error": error}
-        print(json.dumps(results, indent=2))
     if dist.is_initialized():
         dist.destroy_process_group()
+    if args.stage == "teacher" or RANK > 0:
+        return {}
+    test_env = make_env(100, level=1.0, delay=1)
+    test_env.load_state_dict(env.state_dict(), strict=False)
+    test_env.set_wrapper_attr("level", 1.0)
+    module = export(test_env, policy, args.out / "policy.onnx")
+    results = play(module, test_env.eval(), policy, args)
+    print(json.dumps(results, indent=2))
     return results
 
 

@@ -42,7 +42,7 @@ def to_rsl_rl(
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation
     acted in. With "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`,
     it is the value of the final observation, and `runner.save` and `runner.load` include
-    `env.state_dict()`: running statistics of transforms.
+    `env.state_dict()`, such as running statistics of transforms, and the snapshot of the env.
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
@@ -188,13 +188,13 @@ class _WithEnv:
             algorithm.env = env.env
         return algorithm
 
-    def update(self: Any) -> dict[str, float]:
+    def update(self: Any) -> Any:
         if self.env is not None and self.is_multi_gpu:
             sync_statistics(self.env)
-        return super().update()  # type: ignore[misc, no-any-return]
+        return super().update()  # type: ignore[misc]
 
-    def save(self: Any) -> dict[str, Any]:
-        saved: dict[str, Any] = super().save()  # type: ignore[misc]
+    def save(self: Any) -> Any:
+        saved = super().save()  # type: ignore[misc]
         if self.env is not None:
             saved["env_state_dict"] = self.env.state_dict()
             with contextlib.suppress(RuntimeError):  # a simulator, or an interrupted step
@@ -206,14 +206,12 @@ class _WithEnv:
                 }
         return saved
 
-    def load(
-        self: Any, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
-    ) -> bool:
+    def load(self: Any, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:
         is_wanted = self.env is not None and (load_cfg or {}).get("env", True)
         if is_wanted:
             state = loaded_dict.get("env_state_dict")
             _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
-        is_resumed: bool = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
+        is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
         run = loaded_dict.get("run", {})
         if is_wanted and is_resumed and run.get("envs") == self._envs():
             self._resume(run)
@@ -228,10 +226,11 @@ class _WithEnv:
             return
         for generator, state in zip(self._generators(), run["generators"], strict=False):
             generator.set_state(state.cpu())
-        for (owner, name), value in zip(self._attributes(), run["attributes"], strict=True):
+        attributes = zip(self._attributes(), run["attributes"], strict=True)
+        for (owner, name), value in attributes:
             setattr(owner, name, value)
 
-    def _envs(self: Any) -> tuple[int, int]:
+    def _envs(self: Any) -> Any:
         return self.gpu_global_rank, self.storage.num_envs
 
     def _generators(self: Any) -> list[torch.Generator]:
@@ -241,7 +240,7 @@ class _WithEnv:
             generators.append(torch.cuda.default_generators[device.index or 0])
         return generators
 
-    def _attributes(self: Any) -> list[tuple[Any, str]]:
+    def _attributes(self: Any) -> Any:
         """Objects of rsl_rl, each with an attribute that its checkpoints lack."""
         models = [value for value in vars(self).values() if isinstance(value, RNNModel)]
         return [(model.rnn, "hidden_state") for model in models]
@@ -254,10 +253,11 @@ class PPO(_WithEnv, algorithms.PPO):
     Running statistics of several ranks are merged before each update.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict": statistics
-    and levels. It is loaded unless `load_cfg` has `"env": False`. Under "run", they contain the
-    snapshot of an env that has one, and the states of PyTorch's generators. Where `load` sets the
-    iteration, it restores them, and the run goes on bit for bit; but not on another rank or for
-    another number of envs.
+    and levels. It is loaded unless `load_cfg` has `"env": False`.
+
+    If the env has snapshots, "run" contains its last one, the states of PyTorch's generators, and
+    what rsl_rl leaves out. A `load` that sets the iteration restores them, and the run goes on bit
+    for bit. On another rank, or for another number of envs, new episodes start instead.
     """
 
     def process_env_step(
@@ -278,7 +278,7 @@ class PPO(_WithEnv, algorithms.PPO):
             rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
-    def _attributes(self) -> list[tuple[Any, str]]:
+    def _attributes(self) -> Any:
         attributes = super()._attributes()
         if self.rnd:
             attributes.append((self.rnd, "update_counter"))
@@ -294,7 +294,7 @@ class Distillation(_WithEnv, algorithms.Distillation):
     the groups that the teacher reads are frozen, as rsl_rl freezes the teacher's own.
     """
 
-    def load(self, loaded_dict: Any, load_cfg: Any, strict: bool) -> bool:
+    def load(self, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:
         is_resumed = super().load(loaded_dict, load_cfg, strict)
         learning: set[nn.Module] = set()
         # A group comes before what it consists of.
@@ -306,7 +306,7 @@ class Distillation(_WithEnv, algorithms.Distillation):
                 module.eval()
         return is_resumed
 
-    def _attributes(self) -> list[tuple[Any, str]]:
+    def _attributes(self) -> Any:
         return [*super()._attributes(), (self, "last_hidden_states")]
 
 
