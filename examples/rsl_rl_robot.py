@@ -111,7 +111,6 @@ def make_env(num_envs: int, level: float, device: str = "cpu", delay=(0, 2)) -> 
 
 
 def make_config(args: Args) -> dict[str, Any]:
-    """The configuration of rsl_rl's runner."""
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "elu"}
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
     actor = {**network, "distribution_cfg": gaussian}
