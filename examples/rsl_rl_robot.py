@@ -44,7 +44,7 @@ class Args:
     """what learns; the student needs the teacher's checkpoint"""
     num_envs: int = 1024
     """number of parallel robots of a process"""
-    iterations: int = 80
+    iterations: int = 120
     """number of iterations, of 24 steps of each robot"""
     resume: bool = False
     """go on from the last checkpoint"""
@@ -118,7 +118,7 @@ def make_config(args: Args) -> dict[str, Any]:
     if args.logger == "wandb":
         config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
     if args.stage == "student":
-        algorithm = {"num_learning_epochs": 4, "gradient_length": 8}
+        algorithm = {"num_learning_epochs": 2, "gradient_length": 8, "loss_type": "huber"}
         algorithm["class_name"] = "torchwrap.interop.rsl_rl:Distillation"
         return {
             **config,
