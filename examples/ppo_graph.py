@@ -33,7 +33,8 @@ import torchwrap as tw
 from torchwrap import transforms as T
 
 OPTIONS = {
-    # Inductor's own tanh takes three times as long, and its loops in Python a tenth longer.
+    # Inductor's own tanh takes three times as long as this one by exp, and loops in Python that
+    # call the kernels a tenth longer than those in C++.
     "cpu": {"cpp.use_decompose_tanh": True, "cpp_wrapper": True},
     # With its default, Triton before 3.8 fails to compile the statistics (its issue 8257).
     "cuda": {"score_fusion_memory_threshold": 256},
@@ -240,7 +241,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     num_iterations = -(-args.total_timesteps // batch_size)
     learning_rate = hyper["learning_rate"]
     curve = []
-    for iteration in trange(num_iterations):
+    for iteration in trange(num_iterations, desc="the first one compiles"):
         hyper["learning_rate"] = learning_rate * (1 - iteration / num_iterations)
         noise, rows = zip(*[draw(args, agent, generator) for generator in generators])
         state, adam, figures = iterate(state, adam, hyper, stack(noise, 1), stack(rows, 1))

@@ -357,7 +357,7 @@ _MAKERS: dict[str, Callable[..., Env]] = {
 
 
 @contextlib.contextmanager
-def _arguments_of(what: str, remedy: str = "Pass a seed to env.reset(seed=0)") -> Iterator[None]:
+def _arguments_of(what: str, remedy: str = "A seed goes to env.reset(seed=0)") -> Iterator[None]:
     try:
         yield
     except (TypeError, AssertionError, gymnasium.error.Error) as error:
@@ -378,8 +378,8 @@ def _spec_of(id: str, backend: str | None) -> EnvSpec:
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = (
-            'A package registers its ids when it is imported: `make("package:id")`, such as '
-            '"ale_py:ALE/Pong-v5" after `pip install torchwrap[atari]`'
+            'Name the module that registers it: `make("module:id")`, such as "ale_py:ALE/Pong-v5" '
+            "after `pip install torchwrap[atari]`, or one of yours that calls torchwrap.register"
         )
         must = f"id must be registered ({error})"
         raise ValueError(refusal("make", must, f"{id!r}", remedy)) from None
