@@ -83,7 +83,8 @@ def register(
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
         got = f"the class {func_env.__name__} without {missing}"
-        raise TypeError(refusal("register", must, got))
+        remedy = "gymnasium.register takes a gymnasium.Env"
+        raise TypeError(refusal("register", must, got, remedy))
     if not callable(func_env):
         raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     if max_episode_steps is not None:
