@@ -197,7 +197,10 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         return iteration
     device = torch.device(args.device).type
     options = OPTIONS[device] if args.backend == "inductor" else None
-    return torch.compile(iteration, backend=args.backend, fullgraph=True, options=options)
+    # Inductor fails on some scans with symbolic sizes, as another number of seeds would be.
+    return torch.compile(
+        iteration, backend=args.backend, fullgraph=True, dynamic=False, options=options
+    )
 
 
 def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ from torchwrap import transforms as T
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap.testing import ScriptedEnv
 
-from . import script
+from . import loops, script
+from .bridge import FOUR
 from .measure import ROOT
 from .worker import Timed, build, nothing, turn
 
@@ -158,6 +160,35 @@ def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dic
     """The metrics of examples/ppo.py on CartPole-v1."""
     flags = {"compile": compiled, "num_envs": num_envs, "total_timesteps": total_timesteps}
     return _metrics("ppo", device=device, **flags)
+
+
+def cleanrl(num_envs: int) -> dict[str, float]:
+    """A step of examples/cleanrl_style.py over `to_gymnasium`."""
+
+    def make_envs(args: Any) -> Any:
+        return tw.to_gymnasium(_half_cheetah(num_envs, FOUR))
+
+    return loops.cleanrl(num_envs, make_envs, _example("cleanrl_style"))
+
+
+def sb3_loop(num_envs: int) -> dict[str, float]:
+    """A step of SB3's PPO over `to_sb3`."""
+    to_sb3 = importlib.import_module("torchwrap.interop.sb3").to_sb3
+    # SB3 clips actions itself.
+    return loops.sb3(num_envs, to_sb3(_half_cheetah(num_envs, FOUR[1:])))
+
+
+def _half_cheetah(num_envs: int, transforms: Sequence[str]) -> tw.Env:
+    return _build(tw.make(loops.ENV_ID, num_envs, backend="gymnasium"), transforms, "eager")
+
+
+def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
+    """A step of examples/ppo.py, without its first iteration."""
+    flags = dict(env_id=loops.ENV_ID, num_envs=num_envs, compile=compiled)
+    flags["total_timesteps"] = (1 + loops.ITERATIONS) * loops.BATCH_SIZE
+    with mock.patch("time.perf_counter", time.process_time):
+        metrics = _metrics("ppo", **flags)
+    return {"whole_us": num_envs * 1e6 / metrics["steps_per_second_steady"]}
 
 
 def ppo_graph(
