@@ -168,7 +168,7 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = "Wrap a vector env of Gymnasium's with from_gymnasium"
+        remedy = "A FuncEnv goes to FunctionalEnv, a vector env to from_gymnasium"
         raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
