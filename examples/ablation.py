@@ -14,6 +14,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import maze
 import ppo
 import torch
 import tyro
@@ -34,17 +35,6 @@ VARIANTS = {
     "CNN without trail": functools.partial(tw.make, trail=False),
 }
 SEEDS = 3
-DEFAULTS = ppo.Args(
-    env_id="maze:Maze-v0",
-    num_envs=1024,
-    num_steps=16,
-    total_timesteps=800_000,
-    learning_rate=2e-3,
-    num_minibatches=8,
-    update_epochs=3,
-    ent_coef=0.01,
-    out=Path("runs/ablation"),
-)
 
 
 def learning_curve(args: ppo.Args, variant: str, seed: int) -> Tensor:
@@ -74,4 +64,5 @@ def main(args: ppo.Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(ppo.Args, default=DEFAULTS))
+    defaults = dataclasses.replace(maze.ARGS, out=Path("runs/ablation"))
+    main(tyro.cli(ppo.Args, default=defaults))

@@ -1,11 +1,12 @@
 """A maze, seen through a window of 7 x 7 cells: images of an own env, for the CNN of ppo.py.
 
-python examples/maze.py                                                prints a maze
-python examples/ppo.py --env-id maze:Maze-v0 --num-envs 1024           trains
-python examples/ablation.py                     compares networks and what the agent sees
+python examples/maze.py             writes runs/ppo-Maze-v0/learning_curve.png, in some minutes
+python examples/ablation.py         compares networks and what the agent sees
 """
 
+import ppo
 import torch
+import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 from torch.nn.functional import pad
@@ -79,12 +80,16 @@ class Maze(FuncEnv):
 
 
 tw.register("Maze-v0", Maze, max_episode_steps=100)
+ARGS = ppo.Args(
+    env_id="Maze-v0",
+    num_envs=1024,
+    num_steps=16,
+    total_timesteps=800_000,
+    learning_rate=2e-3,
+    num_minibatches=8,
+    update_epochs=3,
+    ent_coef=0.01,
+)
 
 if __name__ == "__main__":
-    env = tw.make("Maze-v0", num_envs=1)
-    env.reset(seed=0)
-    signs = (1 - env.state["free"]).long()
-    signs[0, env.state["goal"]] = 2
-    signs[0, env.state["agent"]] = 3
-    for row in signs.view(Maze.width, Maze.width).tolist():
-        print(*[".#GA"[sign] for sign in row])
+    ppo.main(tyro.cli(ppo.Args, default=ARGS))
