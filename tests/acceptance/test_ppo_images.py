@@ -155,6 +155,7 @@ def test_ppo_learns_from_pictures_and_is_deployed(registry, tmp_path, compiled):
     assert correct.sum() > 32
 
 
+@pytest.mark.full
 def test_ppo_resumed_after_its_end_returns_the_same_metrics(tmp_path):
     arguments = {"num_envs": 4, "num_steps": 8, "total_timesteps": 128, "out": tmp_path}
     first = ppo.main(ppo.Args(**arguments))
@@ -173,7 +174,7 @@ def test_maze_keeps_the_contract():
 
 @pytest.fixture(scope="module")
 def mazes():
-    env = tw.make("maze:Maze-v0", 64)
+    env = tw.make("Maze-v0", 64)
     td = env.reset(seed=1)
     return env, td
 
@@ -201,7 +202,7 @@ def test_agent_and_goal_start_in_different_rooms(mazes):
 
 
 def test_window_is_a_square_around_the_agent():
-    env = tw.make("maze:Maze-v0", 16)
+    env = tw.make("Maze-v0", 16)
     env.reset(seed=0)
     for action in (0, 3, 1, 2, 0):
         before = env.state["agent"].clone()
@@ -220,7 +221,7 @@ def test_window_is_a_square_around_the_agent():
 
 @pytest.mark.parametrize("trail", [True, False])
 def test_trail_fades_and_walls_stop_the_agent(trail):
-    env = tw.make("maze:Maze-v0", 1, trail=trail)
+    env = tw.make("Maze-v0", 1, trail=trail)
     env.reset(seed=0)
     free = torch.zeros(maze.Maze.width**2)
     free[140:143] = 1  # a corridor of three cells in row 8
@@ -244,7 +245,7 @@ def test_ablation_draws_one_plot_and_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "SEEDS", 2)
     monkeypatch.setattr(ablation, "VARIANTS", {"CNN": tw.make, "MLP": ablation.flat})
     args = ppo.Args(
-        env_id="maze:Maze-v0",
+        env_id="Maze-v0",
         num_envs=4,
         num_steps=100,
         total_timesteps=800,
