@@ -35,8 +35,7 @@ from torchwrap import transforms as T
 OPTIONS = {
     # A tanh by exp takes a third of the time, and loops over kernels in C++ a tenth less.
     "cpu": {"cpp.use_decompose_tanh": True, "cpp_wrapper": True},
-    # Triton before 3.8 fails to compile the statistics with the default (its issue 8257).
-    "cuda": {"score_fusion_memory_threshold": 256},
+    "cuda": {"score_fusion_memory_threshold": 256},  # for Triton before 3.8 (its issue 8257)
 }
 
 Tensors = dict[str, Any]
