@@ -15,11 +15,19 @@ from torch import Tensor, nn
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import materialize, no_zero
+from torchwrap._core.rows import is_host_readable, is_traced, materialize
 
 # A value counts if its difference from the reference is below the limit. Sums of float64 squares
 # then stay finite.
 _LIMITS = {torch.float32: math.inf, torch.float64: 1e150}
+
+
+class _Known:
+    """Counts without a zero. A plain object, because `nn.Module.__setattr__` is slow."""
+
+    count: Tensor | None = None
+    version = 0
+    """Of the tensor: nobody else has written to it."""
 
 
 class RunningMeanStd(BatchedModule):
@@ -76,6 +84,7 @@ class RunningMeanStd(BatchedModule):
         self.register_buffer("squares", zeros.clone())
         self.register_buffer("count", zeros.long())
         self.register_state_buffer("synced", self.sums())
+        self._known = _Known()
 
     @property
     def mean(self) -> Tensor:
@@ -98,20 +107,39 @@ class RunningMeanStd(BatchedModule):
             rows: a batch of rows.
             mask: the rows that count, bool, `(n,)`. None counts all of them.
         """
-        if len(rows) == 0:
-            return
-        if rows.requires_grad:
-            rows = rows.detach()
+        self._update(rows, mask)
+
+    def _update(
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """As `update`. Returns the differences of the rows from the reference."""
+        buffers: Any = self._buffers  # `nn.Module.__getattr__` is slow
+        count = buffers["count"]
         rows = materialize(rows)
-        if not no_zero(self.count):
-            values = rows.to(self.reference.dtype)
-            self._set_first_references(values, mask)
-        differences = rows - self.reference
-        counted = self._counted(differences, mask)
-        differences = torch.where(counted, differences, 0).double()
-        self.total.add_(differences.sum(0))
-        self.squares.add_(differences.square_().sum(0))
-        self.count.add_(counted.sum(0, dtype=torch.int32))
+        has_references = self._has_references(count)
+        if len(rows) and not has_references:
+            self._set_first_references(rows.detach().to(self.reference.dtype), mask)
+        differences = rows - buffers["reference"]
+        values = differences.detach() if differences.requires_grad else differences
+        counted = self._counted(values, mask)
+        values = torch.where(counted, values, 0).double()
+        buffers["total"].add_(values.sum(0))
+        buffers["squares"].add_((values * values).sum(0))
+        count.add_(counted.sum(0))
+        if has_references and not count.is_inference():
+            self._known.count = count
+            self._known.version = count._version
+        return differences
+
+    def _has_references(self, count: Tensor) -> bool:
+        """True if the host knows, without a device sync, that every component has a value."""
+        if not is_host_readable(count):
+            return False
+        known = self._known
+        is_known = known.count is count and known.version == count._version
+        return is_known or bool(count.all())
 
     def _set_first_references(
         self,
@@ -141,8 +169,15 @@ class RunningMeanStd(BatchedModule):
         epsilon: float,
     ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        reference, shift, scale = self.constants(epsilon)
-        return ((rows - reference - shift) * scale).float()
+        return self._normalize(rows - self.reference, epsilon)
+
+    def _normalize(
+        self,
+        differences: Tensor,
+        epsilon: float,
+    ) -> Tensor:
+        _, shift, scale = self.constants(epsilon)
+        return ((differences - shift) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
@@ -151,10 +186,12 @@ class RunningMeanStd(BatchedModule):
     def constants(self, epsilon: float) -> list[Tensor]:
         """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
-        constants = [shift, (var + epsilon).rsqrt()]
-        # All rows share them.
-        dtype = self.reference.dtype
-        return [self.reference, *[materialize(value.to(dtype)) for value in constants]]
+        scale = var.add_(epsilon).rsqrt_()
+        reference = self.reference
+        constants = [shift.to(reference.dtype), scale.to(reference.dtype)]
+        if is_traced(reference):  # all rows share them
+            constants = list(map(materialize, constants))
+        return [reference, *constants]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""
@@ -220,10 +257,13 @@ class RunningMeanStd(BatchedModule):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance.
-        count = self.count.clamp(min=1)
-        shift = self.total / count
-        var = (self.squares / count - shift.square()).relu()  # rounding can make it negative
-        return shift, var + (self.count == 0)  # 1 before the first value
+        buffers: Any = self._buffers
+        count = buffers["count"]
+        shift = (buffers["total"] / count).nan_to_num_(0)  # 0 / 0 before the first value
+        var = (
+            (buffers["squares"] / count).sub_(shift * shift).relu_()
+        )  # rounding can make it negative
+        return shift, var.nan_to_num_(1)
 
     def _warn_untrained(self, owner: str, num_initial: int = 0) -> None:
         if self.count.is_meta or (self.count > num_initial).any():
