@@ -22,14 +22,6 @@ from torchwrap._core.rows import is_host_readable, is_traced, materialize
 _LIMITS = {torch.float32: math.inf, torch.float64: 1e150}
 
 
-class _Known:
-    """Counts without a zero. A plain object, because `nn.Module.__setattr__` is slow."""
-
-    count: Tensor | None = None
-    version = 0
-    """Of the tensor: nobody else has written to it."""
-
-
 class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen.
 
@@ -60,6 +52,8 @@ class RunningMeanStd(BatchedModule):
     total: Tensor
     squares: Tensor
     count: Tensor
+    _known: tuple[Tensor | None, int] = (None, 0)
+    """The counts and their version, if none is 0. Another version may be of restored counts."""
     synced: Tensor
     """The sums that all processes had after their last sync, or loaded: float64, `(3, *shape)`."""
 
@@ -84,7 +78,6 @@ class RunningMeanStd(BatchedModule):
         self.register_buffer("squares", zeros.clone())
         self.register_buffer("count", zeros.long())
         self.register_state_buffer("synced", self.sums())
-        self._known = _Known()
 
     @property
     def mean(self) -> Tensor:
@@ -129,16 +122,15 @@ class RunningMeanStd(BatchedModule):
         buffers["squares"].add_((values * values).sum(0))
         count.add_(counted.sum(0))
         if has_references and not count.is_inference():
-            self._known.count = count
-            self._known.version = count._version
+            vars(self)["_known"] = count, count._version
         return differences
 
     def _has_references(self, count: Tensor) -> bool:
         """True if the host knows, without a device sync, that every component has a value."""
         if not is_host_readable(count):
             return False
-        known = self._known
-        is_known = known.count is count and known.version == count._version
+        known, version = self._known
+        is_known = known is count and version == count._version
         return is_known or bool(count.all())
 
     def _set_first_references(
@@ -187,7 +179,8 @@ class RunningMeanStd(BatchedModule):
         """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
-        reference = self.reference
+        buffers: Any = self._buffers
+        reference = buffers["reference"]
         constants = [shift.to(reference.dtype), scale.to(reference.dtype)]
         if is_traced(reference):  # all rows share them
             constants = list(map(materialize, constants))
@@ -256,14 +249,13 @@ class RunningMeanStd(BatchedModule):
         return numbers.expand(shape)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        # The mean as a difference from the reference, and the variance.
+        # The mean as a difference from the reference, and the variance, which rounding can make
+        # negative. Before the first value, 0 / 0 is NaN.
         buffers: Any = self._buffers
         count = buffers["count"]
-        shift = (buffers["total"] / count).nan_to_num_(0)  # 0 / 0 before the first value
-        var = (
-            (buffers["squares"] / count).sub_(shift * shift).relu_()
-        )  # rounding can make it negative
-        return shift, var.nan_to_num_(1)
+        shift = (buffers["total"] / count).nan_to_num_(0)
+        var = (buffers["squares"] / count).sub_(shift * shift)
+        return shift, var.relu_().nan_to_num_(1)
 
     def _warn_untrained(self, owner: str, num_initial: int = 0) -> None:
         if self.count.is_meta or (self.count > num_initial).any():
