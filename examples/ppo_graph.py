@@ -32,8 +32,12 @@ from tqdm import trange
 import torchwrap as tw
 from torchwrap import transforms as T
 
-# Inductor's own tanh takes three times as long, and its loops in Python a tenth longer.
-CPU_OPTIONS = {"cpp.use_decompose_tanh": True, "cpp_wrapper": True}
+OPTIONS = {
+    # Inductor's own tanh takes three times as long, and its loops in Python a tenth longer.
+    "cpu": {"cpp.use_decompose_tanh": True, "cpp_wrapper": True},
+    # With its default, Triton before 3.8 fails to compile the statistics (its issue 8257).
+    "cuda": {"score_fusion_memory_threshold": 256},
+}
 
 Tensors = dict[str, Any]
 
@@ -190,9 +194,12 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
 
     if args.backend == "none":
         return iteration
-    on_cpu = args.backend == "inductor" and args.device == "cpu"
-    options = CPU_OPTIONS if on_cpu else None
-    return torch.compile(iteration, backend=args.backend, fullgraph=True, options=options)
+    device = torch.device(args.device).type
+    options = OPTIONS[device] if args.backend == "inductor" else None
+    # Inductor fails on some scans with symbolic sizes, as another number of seeds would be.
+    return torch.compile(
+        iteration, backend=args.backend, fullgraph=True, dynamic=False, options=options
+    )
 
 
 def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""All work that needs a GPU, in one command: CUDA tests, benchmarks, PPO, and the device's limits.
+"""All work that needs a GPU, in one command: benchmarks, PPO, the device's limits, CUDA tests.
 
 `python -m tests.cuda_day --json cuda.json --plot cuda.png` runs the parts below one after the
 other. Each part is a list of steps. Each step is a process with a time limit, and its result is in
@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import torch
 
 from tests import versions
-from tests.benchmarks import plot
+from tests.benchmarks import glue, plot
 from tests.benchmarks.measure import Case, Options, instruction_sets
 
 ROOT = Path(__file__).parents[1]
 START = 5  # seconds; with less, Python and PyTorch would be stopped before they have done anything
+WAYS = ("compiled", "eager")
 SIZES = {"cuda": (4096, 65536, 1048576), "cpu": (4, 8, 16)}  # small, middle, large
 
 
@@ -129,30 +130,42 @@ def marked_files() -> list[str]:
 
 
 def parts(device: str) -> dict[str, Part]:
-    """The parts in the order of their importance; 16 minutes in all."""
+    """The parts in the order of their importance: what is unknown first."""
     small, middle, large = SIZES[torch.device(device).type]
-    quick = {} if device != "cpu" else {"num_bytes": 10**6, "seconds": 0.01}
-    floor = call("floor", device=device, **quick)
-    total = 10_000_000 if device != "cpu" else 256
+    on_cpu = device == "cpu"
+    quick = {"num_bytes": 10**6, "seconds": 0.01} if on_cpu else {}
+    total = 256 if on_cpu else 10_000_000
     learn = {"device": device, "num_envs": small, "total_timesteps": total}
+    seven = {"transforms": glue.SEVEN, "way": "compiled", "device": device}
+    frames = {"num_envs": 4 if on_cpu else 64, "device": device}
 
     def sized(suite: str, *sizes: int) -> dict[str, Step]:
         return {f"{suite}/{n}": benchmark(device, suite, n) for n in sizes}
 
+    def profile(name: str, **arguments: Any) -> Step:
+        return call("profile", name=name, arguments=arguments)
+
+    many = {**learn, "num_envs": middle, "total_timesteps": 4 * total}
+    graph = {
+        "ppo_graph": call("ppo_graph", **learn),
+        "ppo_graph/captured": call("ppo_graph", **learn, captured=not on_cpu),
+        f"ppo_graph/captured/{middle}": call("ppo_graph", **many, captured=not on_cpu),
+    }
+    profiles = {
+        f"profile/seven/{n}": profile("scripted", num_envs=n, **seven) for n in (small, large)
+    }
+    for way in WAYS:
+        profiles[f"profile/images/{way}"] = profile("images", way=way, **frames)
+    ppo = {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in WAYS}
     return {
-        "machine": Part(60, {"floor": floor}),
-        "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
-        "glue": Part(120, sized("glue", small, large, middle)),
+        "machine": Part(20, {"floor": call("floor", device=device, **quick)}),
+        "graph": Part(240, graph),
+        "profile": Part(80, profiles),
+        "ppo": Part(80, ppo),
+        "collector": Part(70, sized("collector", small, middle)),
+        "glue": Part(120, sized("glue", large, small, middle)),
         "cartpole": Part(150, sized("cartpole", large, small, middle)),
-        "ppo": Part(
-            150,
-            {
-                f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn)
-                for way in ("eager", "compiled")
-            },
-        ),
-        "collector": Part(90, sized("collector", small)),
-        "graph": Part(120, {"ppo_graph": call("ppo_graph", **learn)}),
+        "tests": Part(300, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
     }
 
 
@@ -269,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="PNG file for the plot")
     parser.add_argument("--device", default="cuda", help="cpu tries all of it with tiny sizes")
     parser.add_argument("--parts", nargs="+", choices=list(parts("cuda")), help="defaults to all")
-    parser.add_argument("--minutes", type=float, default=16, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=9, help="for all parts together")
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * arguments.minutes
     if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():

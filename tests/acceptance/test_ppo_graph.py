@@ -117,6 +117,15 @@ def test_example_solves_cartpole(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.long
+def test_other_numbers_of_seeds_in_one_process_compile(tmp_path):
+    sizes = dict(num_envs=4, num_steps=8, update_epochs=1, total_timesteps=64, eval_episodes=4)
+    for number in (2, 3):
+        args = example.Args(out=tmp_path, num_seeds=number, **sizes)
+        assert len(example.main(args, make_catch)["eval_mean_return"]) == number
+
+
+@pytest.mark.full
+@pytest.mark.long
 def test_example_learns_a_functional_env(tmp_path):
     args = example.Args(out=tmp_path, total_timesteps=100_000)
     assert example.main(args, make_catch)["eval_mean_return"][0] >= 0.95

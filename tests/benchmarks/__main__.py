@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import bridge, cartpole, glue, ppo, report, startup
+from . import bridge, cartpole, glue, loops, ppo, report, startup
 from .measure import ROOT, Figures, Options, instruction_sets, machine, settings
 
 FILE = Path(__file__).with_name("cpu.json")
@@ -18,6 +18,7 @@ SUITES = {
     "bridge": bridge.run,
     "ppo": ppo.run,
     "startup": startup.run,
+    "loops": loops.run,
 }
 # By default in every setting; the others only in the last, because of the time
 EVERYWHERE = ("glue", "cartpole", "bridge")

@@ -1,16 +1,20 @@
 """Gymnasium's side: its vector wrappers on the scripted env, CartPole and HalfCheetah."""
 
+import importlib
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import vector as wrappers
 
-from . import script
+from . import loops, script
+from .bridge import FOUR
+from .measure import ROOT
 from .worker import Timed
 
 
@@ -63,6 +67,24 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8)
     env.reset(seed=0)
     actions = np.random.default_rng(0).uniform(-1.5, 1.5, (16, num_envs, 6))
     return _stepper(env, actions.astype(np.float32))
+
+
+class FinalObservation(VectorWrapper):
+    def step(self, actions):
+        obs, reward, terminated, truncated, infos = super().step(actions)
+        return obs, reward, terminated, truncated, {**infos, "final_obs": obs}
+
+
+def cleanrl(num_envs: int) -> dict[str, float]:
+    """A step of examples/cleanrl_style.py."""
+    sys.path.insert(0, str(ROOT / "examples"))
+
+    def make_envs(args: Any) -> VectorEnv:
+        # NormalizeObservation demands next-step auto-reset, where a step ends in the final one.
+        env = gymnasium.make_vec(loops.ENV_ID, num_envs, vectorization_mode="sync")
+        return FinalObservation(_build(env, FOUR))
+
+    return loops.cleanrl(num_envs, make_envs, importlib.import_module("cleanrl_style"))
 
 
 def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:

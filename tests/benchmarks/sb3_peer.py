@@ -10,7 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
-from . import script
+from . import loops, script
 from .worker import Timed
 
 
@@ -71,6 +71,11 @@ def vec_env(space: str, num_envs: int) -> Timed:
     actions = script.actions(num_envs).numpy()
     venv.reset()
     return Timed(lambda: venv.step(actions))
+
+
+def ppo_loop(num_envs: int) -> dict[str, float]:
+    """A step of SB3's PPO over DummyVecEnv and Monitor, with VecNormalize."""
+    return loops.sb3(num_envs, VecNormalize(make_vec_env(loops.ENV_ID, num_envs, seed=0)))
 
 
 class StopWhenSolved(BaseCallback):

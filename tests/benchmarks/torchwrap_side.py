@@ -9,29 +9,41 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap._compile.cuda_graph import CudaGraph
+from torchwrap.testing import ScriptedEnv
 
-from . import script
+from . import loops, script
+from .bridge import FOUR
 from .measure import ROOT
-from .worker import Timed, nothing, turn
+from .worker import Timed, build, nothing, turn
 
 # Transforms that are measured with arguments.
 ARGUMENTS: dict[str, Callable[[], T.Transform]] = {
     "ClipObservation": lambda: T.ClipObservation(-10, 10),
     "ClipReward": lambda: T.ClipReward(-10, 10),
     "FrameStackObservation": lambda: T.FrameStackObservation(4),
+    "ResizeObservation": lambda: T.ResizeObservation((84, 84)),
 }
 
 
@@ -76,6 +88,41 @@ def cartpole(
     return Timed(call, num_steps, wait(device), moved // num_steps)
 
 
+def images(num_envs: int, way: str = "eager", device: str = "cpu") -> Timed:
+    """A step of a ScriptedEnv with frames of Atari's size, four of which become an observation."""
+    space = Box(0, 255, (210, 160, 3), np.uint8)
+    env = ScriptedEnv(num_envs, observation_space=space).to(device)
+    env = _build(env, ["GrayscaleObservation", "ResizeObservation", "FrameStackObservation"], way)
+    return _stepper(env, env.reset(seed=0), [env.sample_action()], way)
+
+
+def profile(name: str, arguments: dict[str, Any], calls: int = 20) -> dict[str, Any]:
+    """Where the time of a `Timed` goes, per call: the host's, the device's, and its kernels."""
+    timed, _ = build(globals()[name], arguments)
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    us = turn(timed, 0.2) * timed.steps
+    start = time.perf_counter()
+    for _ in range(calls):
+        timed.call()
+    host_us = (time.perf_counter() - start) / calls * 1e6
+    timed.wait()
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(calls):
+            timed.call()
+        timed.wait()
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    busy_us = sum(event.device_time for event in events) / calls
+    kernels = Counter(event.name for event in events)
+    return {
+        "us": us,
+        "host_us": host_us,
+        "busy_us": busy_us,
+        "kernels": {name: number / calls for name, number in kernels.most_common()},
+    }
+
+
 def half_cheetah(
     mode: str, transforms: Sequence[str] | None, way: str = "eager", num_envs: int = 8
 ) -> Timed:
@@ -115,20 +162,82 @@ def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dic
     return _metrics("ppo", device=device, **flags)
 
 
-def ppo_graph(device: str, num_envs: int, total_timesteps: int) -> dict[str, Any]:
-    """The metrics of examples/ppo_graph.py on CartPole-v1."""
+def cleanrl(num_envs: int) -> dict[str, float]:
+    """A step of examples/cleanrl_style.py over `to_gymnasium`."""
+
+    def make_envs(args: Any) -> Any:
+        return tw.to_gymnasium(_half_cheetah(num_envs, FOUR))
+
+    return loops.cleanrl(num_envs, make_envs, _example("cleanrl_style"))
+
+
+def sb3_loop(num_envs: int) -> dict[str, float]:
+    """A step of SB3's PPO over `to_sb3`."""
+    to_sb3 = importlib.import_module("torchwrap.interop.sb3").to_sb3
+    # SB3 clips actions itself.
+    return loops.sb3(num_envs, to_sb3(_half_cheetah(num_envs, FOUR[1:])))
+
+
+def _half_cheetah(num_envs: int, transforms: Sequence[str]) -> tw.Env:
+    return _build(tw.make(loops.ENV_ID, num_envs, backend="gymnasium"), transforms, "eager")
+
+
+def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
+    """A step of examples/ppo.py, without its first iteration."""
+    flags = dict(env_id=loops.ENV_ID, num_envs=num_envs, compile=compiled)
+    flags["total_timesteps"] = (1 + loops.ITERATIONS) * loops.BATCH_SIZE
+    with mock.patch("time.perf_counter", time.process_time):
+        metrics = _metrics("ppo", **flags)
+    return {"whole_us": num_envs * 1e6 / metrics["steps_per_second_steady"]}
+
+
+def ppo_graph(
+    device: str, num_envs: int, total_timesteps: int, captured: bool = False
+) -> dict[str, Any]:
+    """The metrics of examples/ppo_graph.py on CartPole-v1.
+
+    With `captured`, an iteration is one CUDA graph. Otherwise the host launches each kernel.
+    """
+    module = _example("ppo_graph")
+    if captured:
+        make_iteration = module.make_iteration
+        module.make_iteration = lambda *arguments: _captured(make_iteration(*arguments))
     flags = {"num_envs": num_envs, "total_timesteps": total_timesteps}
     return _metrics("ppo_graph", device=device, **flags)
 
 
+def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a CUDA graph that copies its arguments and results."""
+    structure: Any = None
+    results: Any = None
+
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        nonlocal results
+        leaves, results = tree_flatten(function(*tree_unflatten(tensors, structure)))
+        return leaves
+
+    graph = CudaGraph(run, num_buffers=0)
+
+    def call(*arguments: Any) -> Any:
+        nonlocal structure
+        tensors, structure = tree_flatten(arguments)
+        return tree_unflatten(graph(tensors), results)
+
+    return call
+
+
 def _metrics(example: str, **flags: Any) -> dict[str, Any]:
-    """The metrics of an example. It does without tyro, its parser."""
+    module = _example(example)
+    with tempfile.TemporaryDirectory() as folder:
+        return module.main(module.Args(out=Path(folder), **flags))
+
+
+def _example(name: str) -> types.ModuleType:
+    """The module of an example. It does without tyro, its parser."""
     if importlib.util.find_spec("tyro") is None:
         sys.modules["tyro"] = types.ModuleType("tyro")
     sys.path.insert(0, str(ROOT / "examples"))
-    module = importlib.import_module(example)
-    with tempfile.TemporaryDirectory() as folder:
-        return module.main(module.Args(out=Path(folder), **flags))
+    return importlib.import_module(name)
 
 
 class Actor(torch.nn.Module):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from catalogue import stack
-from helpers import AOT, assert_same
+from helpers import AOT, assert_same, mostly_full
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -170,9 +170,12 @@ def test_with_the_operator_the_graph_does_not_grow(graphs):
 
 
 @each
-def test_rollout_is_the_loop_over_steps(run):
-    pure = tw.pure(stack("Compose of two"))
-    env = stack("Compose of two")
+@pytest.mark.parametrize(
+    "name", mostly_full(["Compose of two", "FrameStackObservation of images"], "Compose of two")
+)
+def test_rollout_is_the_loop_over_steps(run, name):
+    pure = tw.pure(stack(name))
+    env = stack(name)
     env.reset(seed=0)
     actions = torch.stack([env.sample_action() for _ in range(7)])
 

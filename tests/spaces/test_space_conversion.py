@@ -108,7 +108,7 @@ def test_build_makes_each_leaf_once_in_nested_batches():
 @every_space
 def test_conversion_on_cuda_matches_the_cpu(space):
     _, value = batch(space)
-    on_cuda = tensors.from_numpy(space, value, "cuda")
+    on_cuda = tensors.from_numpy(space, value, torch.device("cuda"))
     on_cpu = tensors.from_numpy(space, value)
     assert_equal_arrays(on_cuda.cpu(), value)
     assert_equal_arrays(tensors.zeros(space, 3, "cuda").cpu(), tensors.zeros(space, 3))

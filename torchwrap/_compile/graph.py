@@ -39,6 +39,9 @@ _CPU_OPTIONS: Options = {
     "size_asserts": False,
     "cpp.enable_loop_tail_vec": False,
 }
+# Triton before 3.8 fails to compile some kernels that update statistics and make constants of them
+# (its issue 8257). Tensors of a few numbers do not make their kernels one.
+_CUDA_OPTIONS: Options = {"score_fusion_memory_threshold": 256}
 
 
 class Settings(NamedTuple):
@@ -326,8 +329,10 @@ def _lower(
     backend = settings.backend
     run: Run = graph
     options: dict[str, Any] = dict(settings.options)
-    if backend == "inductor" and not any(tensor.is_cuda for tensor in tensors):
-        known = {name: _CPU_OPTIONS[name] for name in list_options() if name in _CPU_OPTIONS}
+    if backend == "inductor":
+        on_cuda = any(tensor.is_cuda for tensor in tensors)
+        defaults = _CUDA_OPTIONS if on_cuda else _CPU_OPTIONS
+        known = {name: defaults[name] for name in list_options() if name in defaults}
         options = {**known, **options}
     if backend == "inductor" and inductor is not None:
         fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
