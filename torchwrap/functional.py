@@ -57,9 +57,12 @@ _VMAP_ERRORS = {
     ),
     "there exists a Tensor|the broadcast shape": (
         "writes in place to a tensor that all envs share",
-        "Return new tensors",
+        "Use torch.where(torch.arange(n) == i, new, x) for x[i] = new",
     ),
-    "must only return Tensors|has no attribute 'keys'": ("must return tensors", ""),
+    "must only return Tensors|has no attribute 'keys'": (
+        "must return tensors",
+        "Write torch.tensor(0.0) instead of 0.0",
+    ),
 }
 
 
@@ -566,7 +569,8 @@ def _check_fields(
     """Raises unless a function has returned a dict of tensors `(num_envs, ...)`."""
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         must = "result must be a dict of tensors by name"
-        raise TypeError(refusal(owner, must, repr(fields)))
+        got = list(fields) if isinstance(fields, dict) else validation.described(fields)
+        raise TypeError(refusal(owner, must, got))
     for name, value in fields.items():
         if not isinstance(value, Tensor):
             raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))
