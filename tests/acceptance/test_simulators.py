@@ -31,6 +31,7 @@ class Fake:
     num_envs = NUM_ENVS
     device = "cpu"
     max_episode_length = LIMIT
+    log_key = "log"
 
     def __init__(self):
         self.episode = torch.full((NUM_ENVS,), -1)
@@ -46,7 +47,7 @@ class Fake:
         self.episode[rows] += 1
         self.episode_length_buf[rows] = 0
         # mjlab/envs/manager_based_rl_env.py, `_reset_idx`; Isaac Lab likewise
-        self.extras["log"] = {"Episode/lengths": LENGTHS[rows].float().mean()}
+        self.extras[self.log_key] = {"Episode/lengths": LENGTHS[rows].float().mean()}
 
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
@@ -213,6 +214,7 @@ class Genesis(Fake):
 
     num_actions = 2
     max_episode_length = LIMIT - 1
+    log_key = "episode"
 
     def __init__(self):
         super().__init__()
@@ -358,7 +360,7 @@ def test_log_of_a_step_is_that_of_the_episodes_that_ended_in_it(name):
         env.reset(seed=7)
         for _ in range(3):
             env.step(env.sample_action())  # the episode of env 0 ends in the last one
-    assert env.last_info["log"]["Episode/lengths"] == 3
+    assert env.last_info[make.log_key]["Episode/lengths"] == 3
 
 
 def numbers(episode, elapsed):
