@@ -161,7 +161,7 @@ def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
-    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py (no final observations)."""
+    """Genesis 1.4.5, run: an env as examples/locomotion/go2_env.py (no final observations)."""
 
     def observe() -> dict[str, Tensor]:
         env._update_observation()
