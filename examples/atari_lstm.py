@@ -88,9 +88,8 @@ def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
 class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
-        convolutions = [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        self.network = cnn(convolutions, 64 * 7 * 7, 512)
-        self.lstm = nn.LSTMCell(512, args.hidden_size)
+        self.network, features = cnn((1, 84, 84), "nature")
+        self.lstm = nn.LSTMCell(features, args.hidden_size)
         for name, parameter in self.lstm.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(parameter)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 import tyro
 from ppo_output import Checkpoint, Log, find_statistics
-from ppo_presets import DISCRETE, Agent, Make, fill_in
+from ppo_presets import DISCRETE, Agent, Make, fill_in, image_shape
 from torch import Tensor, nn, optim
 from tqdm import tqdm
 
@@ -117,9 +117,12 @@ def make_env(
     transforms = []
     if not isinstance(env.single_action_space, DISCRETE):
         transforms += [T.ClipAction()]
-    transforms += [T.RecordEpisodeStatistics(metrics=args.metrics), T.FlattenObservation()]
+    transforms += [T.RecordEpisodeStatistics(metrics=args.metrics)]
+    if image_shape(env.single_observation_space) is None:
+        transforms += [T.FlattenObservation()]
+        if args.normalize:
+            transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
     if args.normalize:
-        transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
 

@@ -109,15 +109,7 @@ def make_env(args: Args, num_envs: int, videos: Path | None = None) -> tw.Env:
 class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
-        if args.network == "nature":
-            convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-            pixels = 64 * 7 * 7
-            features = 512
-        else:
-            convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]
-            pixels = 32 * 9 * 9
-            features = 256
-        network = cnn(convolutions, pixels, features)
+        network, features = cnn((4, 84, 84), args.network)
         self.network = network.to(memory_format=torch.channels_last)
         self.actor = layer_init(nn.Linear(features, int(env.single_action_space.n)), std=0.01)
         self.critic = layer_init(nn.Linear(features, 1), std=1.0)

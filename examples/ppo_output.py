@@ -65,6 +65,7 @@ class Log:
             # Purge the scalars that a killed run wrote after its last checkpoint.
             self.writer = SummaryWriter(self.out, purge_step=first_step + 1)
         self.loop_start = time.perf_counter()
+        self.steady_start = self.loop_start
 
     def seconds(self) -> float:
         return time.perf_counter() - self.start_time

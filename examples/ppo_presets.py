@@ -37,6 +37,13 @@ PRESETS = {
     "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.9, 0.95, 16, 10, False, True),
 }
 
+# By network: channels, size and stride of each convolution; the linear layer that follows
+CONVOLUTIONS = {
+    "minatar": [(16, 3, 1)],  # Young and Tian (2019), for grids of 10 x 10 cells
+    "small": [(16, 8, 4), (32, 4, 2)],  # Mnih et al. (2013)
+    "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. (2015)
+}
+FEATURES = {"minatar": 128, "small": 256, "nature": 512}
 
 Make = Callable[..., tw.Env]  # takes the arguments of tw.make
 
@@ -70,13 +77,17 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     return layer
 
 
-def cnn(convolutions: Sequence[tuple[int, ...]], pixels: int, features: int) -> nn.Sequential:
-    """Convolutions `(in, out, size, stride)` of images, whose `pixels` become `features`."""
+def cnn(shape: Sequence[int], name: str) -> tuple[nn.Sequential, int]:
+    """A network of `CONVOLUTIONS` for images `(n, *shape)`, and its number of features."""
     network = nn.Sequential()
-    for sizes in convolutions:
-        network.extend([layer_init(nn.Conv2d(*sizes)), nn.ReLU()])
+    channels = shape[0]
+    for outputs, size, stride in CONVOLUTIONS[name]:
+        network.extend([layer_init(nn.Conv2d(channels, outputs, size, stride)), nn.ReLU()])
+        channels = outputs
+    pixels = network(torch.zeros(1, *shape)).numel()
+    features = FEATURES[name]
     network.extend([nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()])
-    return network
+    return network, features
 
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
@@ -87,6 +98,59 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
         nn.Tanh(),
         layer_init(nn.Linear(64, outputs), std),
     )
+
+
+def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
+    """`(C, H, W)` of an image `(H, W, C)`, `(C, H, W)` or, of integers, `(H, W)`; None for others.
+
+    H and W are the neighbors that are closest in size. A grid of up to 64 kinds is made one-hot.
+    """
+    if not isinstance(space, gymnasium.spaces.Box):
+        return None
+    shape = space.shape
+    if len(shape) == 2 and space.dtype.kind in "iu":
+        kinds = int(space.high.max()) + 1
+        shape = (kinds if kinds <= 64 else 1, *shape)
+    elif len(shape) == 3 and abs(shape[0] - shape[1]) < abs(shape[1] - shape[2]):
+        shape = (shape[2], *shape[:2])
+    is_image = len(shape) == 3 and min(shape[1:]) >= 3
+    return shape if is_image else None
+
+
+class ImageNetwork(nn.Module):
+    """`cnn` and a linear layer, for observations that have an `image_shape`."""
+
+    def __init__(self, space: gymnasium.spaces.Box, outputs: int, std: float) -> None:
+        super().__init__()
+        self.shape = image_shape(space)
+        self.is_grid = len(space.shape) == 2
+        self.is_channels_last = space.shape != self.shape
+        high = float(space.high.max())
+        self.scale = high if high < float("inf") else 1.0
+        name = "minatar" if min(self.shape[1:]) < 36 else "small"
+        self.network, features = cnn(self.shape, name)
+        self.network.append(layer_init(nn.Linear(features, outputs), std))
+
+    def to_images(self, observation: Tensor) -> Tensor:
+        if self.is_grid:
+            observation = observation.unsqueeze(-3)
+            kinds = torch.arange(self.shape[0], device=observation.device)
+            if len(kinds) > 1:
+                return (observation == kinds.view(-1, 1, 1)).float()
+        elif self.is_channels_last:
+            observation = observation.movedim(-1, -3)
+        return observation / self.scale
+
+    def forward(self, observation: Tensor) -> Tensor:
+        images = self.to_images(observation)
+        outputs = self.network(images.reshape(-1, *self.shape))
+        return outputs.view(*images.shape[:-3], -1)
+
+
+def make_network(space: gymnasium.Space, outputs: int, std: float) -> nn.Module:
+    if image_shape(space) is None:
+        return mlp(space.shape[0], outputs, std)
+    return ImageNetwork(space, outputs, std)
 
 
 class Choices:
@@ -114,10 +178,10 @@ class Agent(nn.Module):
         self.sizes = None  # numbers of choices of a MultiDiscrete action
         if isinstance(action_space, gymnasium.spaces.MultiDiscrete):
             self.sizes = action_space.nvec.tolist()
-        inputs = env.single_observation_space.shape[0]
+        space = env.single_observation_space
         outputs = gymnasium.spaces.flatdim(action_space)  # logits, or means of a Box
-        self.critic = mlp(inputs, 1, std=1.0)
-        self.actor = mlp(inputs, outputs, std=0.01)
+        self.critic = make_network(space, 1, std=1.0)
+        self.actor = make_network(space, outputs, std=0.01)
         if not self.discrete:
             self.actor_logstd = nn.Parameter(torch.zeros(outputs))
 

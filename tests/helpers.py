@@ -86,6 +86,22 @@ def assert_same(first, second, tolerance=0.0):
     torch.testing.assert_close(*both, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+def assert_same_files(given, expected):
+    """Two checkpoints hold the same, bit for bit."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(given, expected)
+    elif hasattr(expected, "keys"):
+        assert given.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_same_files(given[name], value)
+    elif isinstance(expected, list | tuple):
+        assert len(given) == len(expected)
+        for one, other in zip(given, expected, strict=True):
+            assert_same_files(one, other)
+    else:
+        assert given == expected
+
+
 def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
     """Two envs play the same from a seed; returns the successors."""
     expected, _ = play(eager, num_steps, eager.reset(seed=0))

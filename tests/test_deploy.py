@@ -640,6 +640,29 @@ def test_raw_entries_of_a_dict_that_the_policy_does_not_read_are_left_out():
     assert (action == 0.5).all()
 
 
+def test_transformed_entries_of_a_dict_that_the_policy_does_not_read_are_left_out():
+    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
+    keys = {"own": [T.ClipObservation(-1, 1)], "privileged": [T.ClipObservation(-2, 2)]}
+    env = stack(make, T.ObservationKeys(keys))
+    module = tw.deploy(env, lambda td: td["observation", "own"][:, :2], observations=["own"])
+    assert list(module.example_inputs()[0]) == ["own"]
+    action, _ = module({"own": torch.full((2, 3), 1.5)}, module.initial_state(2))
+    assert (action == 1).all()
+
+
+def test_transformed_entry_that_another_one_depends_on_is_kept():
+    class Join(T.ObservationTransform):
+        def observation(self, observation):
+            own = observation["own"] + observation["privileged"][..., :1]
+            return observation.copy().set("own", own)
+
+    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
+    keys = {"own": [T.ClipObservation(-1, 1)], "privileged": [T.ClipObservation(-2, 2)]}
+    env = stack(make, T.ObservationKeys(keys), Join())
+    module = tw.deploy(env, lambda td: td["observation", "own"][:, :2], observations=["own"])
+    assert sorted(module.example_inputs()[0]) == ["own", "privileged"]
+
+
 @pytest.mark.parametrize("observations", ["own", [], ["other"]], ids=["text", "none", "unknown"])
 def test_observations_that_the_env_does_not_have_are_refused(observations):
     with pytest.raises(ValueError, match="observations"):

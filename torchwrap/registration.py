@@ -83,7 +83,8 @@ def register(
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
         got = f"the class {func_env.__name__} without {missing}"
-        raise TypeError(refusal("register", must, got))
+        remedy = "gymnasium.register takes a gymnasium.Env"
+        raise TypeError(refusal("register", must, got, remedy))
     if not callable(func_env):
         raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     if max_episode_steps is not None:
@@ -167,7 +168,7 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = "Wrap a vector env of Gymnasium's with from_gymnasium"
+        remedy = "A FuncEnv goes to FunctionalEnv, a vector env to from_gymnasium"
         raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
@@ -357,7 +358,7 @@ _MAKERS: dict[str, Callable[..., Env]] = {
 
 
 @contextlib.contextmanager
-def _arguments_of(what: str, remedy: str = "Pass a seed to env.reset(seed=0)") -> Iterator[None]:
+def _arguments_of(what: str, remedy: str = "A seed goes to env.reset(seed=0)") -> Iterator[None]:
     try:
         yield
     except (TypeError, AssertionError, gymnasium.error.Error) as error:
@@ -378,8 +379,8 @@ def _spec_of(id: str, backend: str | None) -> EnvSpec:
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = (
-            'A package registers its ids when it is imported: `make("package:id")`, such as '
-            '"ale_py:ALE/Pong-v5" after `pip install torchwrap[atari]`'
+            'Name the module that registers it: `make("module:id")`, such as "ale_py:ALE/Pong-v5" '
+            "after `pip install torchwrap[atari]`, or one of yours that calls torchwrap.register"
         )
         must = f"id must be registered ({error})"
         raise ValueError(refusal("make", must, f"{id!r}", remedy)) from None

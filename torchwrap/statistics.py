@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import materialize, no_zero
+from torchwrap._core.rows import is_host_readable, is_traced, materialize
 
 # A value counts if its difference from the reference is below the limit. Sums of float64 squares
 # then stay finite.
@@ -52,6 +52,8 @@ class RunningMeanStd(BatchedModule):
     total: Tensor
     squares: Tensor
     count: Tensor
+    _known: tuple[Tensor | None, int] = (None, 0)
+    """The counts and their version, if none is 0. Another version may be of restored counts."""
     synced: Tensor
     """The sums that all processes had after their last sync, or loaded: float64, `(3, *shape)`."""
 
@@ -98,20 +100,38 @@ class RunningMeanStd(BatchedModule):
             rows: a batch of rows.
             mask: the rows that count, bool, `(n,)`. None counts all of them.
         """
-        if len(rows) == 0:
-            return
-        if rows.requires_grad:
-            rows = rows.detach()
+        self._update(rows, mask)
+
+    def _update(
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """As `update`. Returns the differences of the rows from the reference."""
+        buffers: Any = self._buffers  # `nn.Module.__getattr__` is slow
+        count = buffers["count"]
         rows = materialize(rows)
-        if not no_zero(self.count):
-            values = rows.to(self.reference.dtype)
-            self._set_first_references(values, mask)
-        differences = rows - self.reference
-        counted = self._counted(differences, mask)
-        differences = torch.where(counted, differences, 0).double()
-        self.total.add_(differences.sum(0))
-        self.squares.add_(differences.square_().sum(0))
-        self.count.add_(counted.sum(0, dtype=torch.int32))
+        has_references = self._has_references(count)
+        if len(rows) and not has_references:
+            self._set_first_references(rows.detach().to(self.reference.dtype), mask)
+        differences = rows - buffers["reference"]
+        values = differences.detach() if differences.requires_grad else differences
+        counted = self._counted(values, mask)
+        values = torch.where(counted, values, 0).double()
+        buffers["total"].add_(values.sum(0))
+        buffers["squares"].add_((values * values).sum(0))
+        count.add_(counted.sum(0))
+        if has_references and not count.is_inference():
+            vars(self)["_known"] = count, count._version
+        return differences
+
+    def _has_references(self, count: Tensor) -> bool:
+        """True if the host knows, without a device sync, that every component has a value."""
+        if not is_host_readable(count):
+            return False
+        known, version = self._known
+        is_known = known is count and version == count._version
+        return is_known or bool(count.all())
 
     def _set_first_references(
         self,
@@ -141,8 +161,15 @@ class RunningMeanStd(BatchedModule):
         epsilon: float,
     ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        reference, shift, scale = self.constants(epsilon)
-        return ((rows - reference - shift) * scale).float()
+        return self._normalize(rows - self.reference, epsilon)
+
+    def _normalize(
+        self,
+        differences: Tensor,
+        epsilon: float,
+    ) -> Tensor:
+        _, shift, scale = self.constants(epsilon)
+        return ((differences - shift) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
@@ -151,10 +178,13 @@ class RunningMeanStd(BatchedModule):
     def constants(self, epsilon: float) -> list[Tensor]:
         """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
-        constants = [shift, (var + epsilon).rsqrt()]
-        # All rows share them.
-        dtype = self.reference.dtype
-        return [self.reference, *[materialize(value.to(dtype)) for value in constants]]
+        scale = var.add_(epsilon).rsqrt_()
+        buffers: Any = self._buffers
+        reference = buffers["reference"]
+        constants = [shift.to(reference.dtype), scale.to(reference.dtype)]
+        if is_traced(reference):  # all rows share them
+            constants = list(map(materialize, constants))
+        return [reference, *constants]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""
@@ -219,11 +249,13 @@ class RunningMeanStd(BatchedModule):
         return numbers.expand(shape)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        # The mean as a difference from the reference, and the variance.
-        count = self.count.clamp(min=1)
-        shift = self.total / count
-        var = (self.squares / count - shift.square()).relu()  # rounding can make it negative
-        return shift, var + (self.count == 0)  # 1 before the first value
+        # The mean as a difference from the reference, and the variance, which rounding can make
+        # negative. Before the first value, 0 / 0 is NaN.
+        buffers: Any = self._buffers
+        count = buffers["count"]
+        shift = (buffers["total"] / count).nan_to_num_(0)
+        var = (buffers["squares"] / count).sub_(shift * shift)
+        return shift, var.relu_().nan_to_num_(1)
 
     def _warn_untrained(self, owner: str, num_initial: int = 0) -> None:
         if self.count.is_meta or (self.count > num_initial).any():

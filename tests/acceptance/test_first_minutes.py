@@ -1,10 +1,17 @@
 """The scripts that users of five kinds would write first, each in a short form."""
 
+import json
 import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import load_example
+from helpers import EXAMPLES, assert_same_files, load_example
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +72,102 @@ def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(tmp_path):
     assert results["onnx_error"] < 1e-5
     assert (tmp_path / "policy.onnx").exists()
     assert (tmp_path / "policy.json").exists()
+
+
+@pytest.fixture(scope="module")
+def rsl_rl_robot():
+    for name in ("rsl_rl", "onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    load_example("robot")
+    return load_example("rsl_rl_robot")
+
+
+@pytest.fixture(scope="module")
+def taught(rsl_rl_robot, tmp_path_factory):
+    """The folder of a teacher of two iterations, and what Weights & Biases got."""
+    folder = tmp_path_factory.mktemp("taught")
+    wandb = SimpleNamespace(config={}, logged={}, saved=[])
+    wandb.init = wandb.finish = lambda **kwargs: None
+    wandb.log = lambda scalars, step: wandb.logged.update(scalars)
+    wandb.save = lambda path, base_path: wandb.saved.append(Path(path).name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rsl_rl.utils.wandb_log_writer.wandb", wandb)
+        args = dict(num_envs=16, iterations=2, logger="wandb", out=folder)
+        rsl_rl_robot.main(rsl_rl_robot.Args("teacher", **args))
+    return folder, wandb
+
+
+@pytest.mark.full
+def test_rsl_rl_robot_sends_its_logs_and_checkpoints_to_weights_and_biases(taught):
+    _, wandb = taught
+    names = {"Episode/level", "Episode/episode_upright", "Rnd/mean_intrinsic_reward"}
+    assert names <= {*wandb.logged}
+    assert {"model_0.pt", "model_1.pt"} <= {*wandb.saved}
+    json.dumps(wandb.config)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # PyTorch's ONNX exporter warns of its own code
+def test_rsl_rl_robot_teaches_a_student_that_plays_from_an_onnx_file(rsl_rl_robot, taught):
+    folder, _ = taught
+    args = rsl_rl_robot.Args("student", num_envs=16, iterations=1, eval_steps=210, out=folder)
+    results = rsl_rl_robot.main(args)
+    assert 0 <= results["upright"] <= 1
+    assert results["onnx_error"] < 1e-5
+
+
+def start_rsl_rl_robot(arguments, rank=0, world_size=1, port=0):
+    """A process of the script, as torchrun starts it."""
+    ranks = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    variables = {name: str(value) for name, value in ranks.items()}
+    variables.update(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1", PYTHONPATH=str(EXAMPLES.parent))
+    command = [sys.executable, str(EXAMPLES / "rsl_rl_robot.py"), *arguments.split()]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
+@pytest.mark.full
+def test_rsl_rl_robot_resumed_in_another_process_equals_the_unbroken_run(
+    rsl_rl_robot, taught, tmp_path
+):
+    whole, _ = taught
+    args = rsl_rl_robot.Args("teacher", num_envs=16, iterations=1, out=tmp_path)
+    rsl_rl_robot.main(args)
+    flags = f"--num-envs 16 --iterations 1 --out {tmp_path} --resume"
+    finish(start_rsl_rl_robot(f"teacher {flags}"))
+    given, expected = (torch.load(path / "teacher/model_1.pt") for path in (tmp_path, whole))
+    assert_same_files(given, expected)
+
+
+@pytest.mark.full
+def test_rsl_rl_robot_in_two_processes_shares_statistics_and_networks(rsl_rl_robot, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"teacher --num-envs 8 --iterations 1 --out {tmp_path}"
+    for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
+        finish(process)
+    paths = tmp_path / "teacher/model_0.pt", tmp_path / "teacher/rank_1/model_0.pt"
+    first, second = map(torch.load, paths)
+    for name in ("actor_state_dict", "critic_state_dict"):
+        assert_same_files(first[name], second[name])
+    statistics = [
+        {name: value for name, value in saved["env_state_dict"].items() if "params" not in name}
+        for saved in (first, second)
+    ]
+    assert_same_files(*statistics)
+    states = [saved["run"]["snapshot"]["observation"]["critic"] for saved in (first, second)]
+    assert (states[0] != states[1]).any()
 
 
 @pytest.mark.full

@@ -206,8 +206,9 @@ class ManiSkillTimeLimit(gymnasium.Wrapper):
 
 
 class Genesis(Fake):
-    """`Go2Env` of Genesis 0.4.5. It truncates one step later. In 1.4.5, `max_FPS` is `refresh_rate`.
+    """`Go2Env` of Genesis 0.4.5; it truncates one step later.
 
+    To run it with Genesis 1.4.5, its option `max_FPS` was renamed `refresh_rate`.
     examples/locomotion/go2_env.py at commit 7bf5f6a, `step` (157), `get_observations` (208),
     `_reset_idx` (211) with a mask, `_update_observation` (262).
     """

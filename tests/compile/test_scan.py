@@ -225,7 +225,7 @@ REFUSED = {
     "number as carry": ((pair, 0, XS), "carry must be a tensor.*int"),
     "no carry": ((pair, (), XS), "carry must hold a tensor"),
     "array as xs": ((pair, ZERO, XS.numpy()), "xs must be a tensor.*ndarray"),
-    "no xs": ((pair, ZERO, None), "xs must be a tensor.*NoneType"),
+    "no xs": ((pair, ZERO, None), "xs must be a tensor.*NoneType.*arange"),
     "empty xs": ((pair, ZERO, ()), "xs must hold.*no tensor"),
     "no steps": ((pair, ZERO, XS[:0]), "xs of length 0"),
     "scalar xs": ((pair, ZERO, ZERO), "xs of length None"),

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap._compile.internals import scan_operator
 from torchwrap.interop.sb3 import to_sb3
 from torchwrap.testing import ScriptedEnv
 
@@ -162,3 +163,26 @@ def test_evaluation_of_images_needs_the_wrapper_that_sb3_puts_around_the_trainin
     callback = EvalCallback(VecTransposeImage(make()), eval_freq=4, n_eval_episodes=2, verbose=0)
     model.learn(8, callback)
     assert callback.last_mean_reward == 1 + 2 + 3
+
+
+@pytest.mark.full
+@pytest.mark.skipif(scan_operator is None, reason="scan is a loop before PyTorch 2.11")
+def test_compiled_scan_over_steps_with_parameters_needs_no_grad():
+    functions = tw.pure(ScriptedEnv(2, (1,), action_space=Box(-1, 1, (1,))))
+    network = torch.nn.Linear(1, 1)
+
+    def body(carry, noise):
+        state, td = carry
+        state, transition, td = functions.step(state, network(td["observation"]) + noise)
+        return (state, td), transition["next", "observation"]
+
+    def scan(carry):
+        return tw.scan(body, carry, torch.zeros(3, 2, 1))
+
+    compiled = torch.compile(scan, backend="eager", fullgraph=True)
+    carry = functions.init(seed=0)
+    with pytest.raises(RuntimeError, match="outs_to_grad"):
+        compiled(carry)
+    with torch.no_grad():
+        _, observations = compiled(carry)
+    assert observations[:, 1].flatten().tolist() == [1001, 1002, 1003]

@@ -21,14 +21,16 @@ from adapters import (
     staggered,
     staggered_steps,
 )
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict, Discrete
-from helpers import AOT, Held, RewardTerms
+from helpers import AOT, Held, RewardTerms, assert_same_files
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
+from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
 THEIRS = "PPO"
@@ -479,6 +481,207 @@ def test_trained_policy_is_deployed():
         td = TensorDict({"observation": normalized}, [5])
         expected = 2 * policy(td)["action"].clamp(-1, 1)
         torch.testing.assert_close(module(raw), expected, atol=1e-6, rtol=1e-6)
+
+
+# Runs that go on.
+
+
+class Rising(FuncEnv):
+    """The level of an env rises with each episode, of two steps, and scales its rewards."""
+
+    observation_space = Dict(student=Box(-99, 99, (2,)), teacher=Box(-99, 99, (2,)))
+    action_space = Box(-1, 1, (1,))
+
+    def initial(self, rng, params):
+        return {"x": tw.random.normal(rng, 0, 1, (2,))}
+
+    def transition(self, state, action, rng, params):
+        return {"x": state["x"] + action + tw.random.normal(rng, 0, 1, (2,))}
+
+    def observation(self, state, rng, params):
+        return {"student": state["x"], "teacher": 2 * state["x"]}
+
+    def reward(self, state, action, next_state, rng, params):
+        return params["level"] * next_state["x"].sum()
+
+    def terminal(self, state, rng, params):
+        return state["x"][0] > 99
+
+    def curriculum(self, state, rng, params):
+        return {"level": params["level"] + 1}
+
+
+def make_rising(num_envs=3, *transforms):
+    params = {"level": torch.ones(num_envs)}
+    base = tw.FunctionalEnv(Rising(), num_envs, max_episode_steps=2, params=params)
+    groups = {"student": [T.NormalizeObservation()], "teacher": [T.NormalizeObservation()]}
+    return tw.TransformedEnv(base, T.NormalizeReward(), T.ObservationKeys(groups), *transforms)
+
+
+CURIOUS = {
+    "num_outputs": 4,
+    "predictor_hidden_dims": [8],
+    "target_hidden_dims": [8],
+    "weight": 0.5,
+    "state_normalization": True,
+    "reward_normalization": True,
+    "weight_schedule": {"mode": "linear", "initial_step": 0, "final_step": 9, "final_value": 0.1},
+}
+
+
+def make_curious(env, num_steps=3):
+    """Asymmetric observations, and random network distillation with all that it can learn."""
+    sets = {"rnd_state": ["teacher"]}
+    return make_runner(env, steps=num_steps, sets=sets, rnd_cfg=copy.deepcopy(CURIOUS))
+
+
+def make_run(kind, models, folder):
+    """A runner whose env ends episodes, and a student that has loaded its teacher."""
+    env = make_rising()
+    if kind == "RND":
+        return make_curious(env)
+    if kind == "PPO":
+        return make_runner(env, steps=3, models=models)
+    teacher = folder / "teacher.pt"
+    if not teacher.exists():
+        trained = make_runner(make_rising(), models=models)
+        trained.learn(1)
+        trained.save(teacher)
+    settings = {"runner": DistillationRunner, "gradient_length": 3, "num_learning_epochs": 2}
+    runner = make_runner(env, DISTILLATION, 3, models=models, **settings)
+    runner.load(teacher)
+    return runner
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "models"),
+    [("RND", "MLP"), ("PPO", "GRU"), ("Distillation", "MLP"), ("Distillation", "LSTM")],
+)
+def test_resumed_run_equals_the_unbroken_one_bit_for_bit(kind, models, tmp_path):
+    torch.manual_seed(0)
+    whole = make_run(kind, MODELS[models], tmp_path)
+    whole.learn(1)
+    whole.save(tmp_path / "model.pt")  # in the middle of an episode
+    whole.learn(2)
+    torch.manual_seed(1)
+    resumed = make_run(kind, MODELS[models], tmp_path)
+    resumed.load(tmp_path / "model.pt")
+    resumed.learn(2)
+    assert_same_files(resumed.alg.save(), whole.alg.save())
+    level = whole.alg.env.unwrapped.params["level"]
+    # From 1 on, 9 steps of episodes of 2; the teacher's checkpoint had 8 steps before them.
+    assert level.tolist() == [9 if kind == "Distillation" else 5] * 3
+
+
+def saved_run(folder, learn=2):
+    """The path of a checkpoint that has run, and a new runner of an env like its env."""
+    runner = make_curious(make_rising())
+    runner.learn(learn)
+    runner.save(folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", ["envs", "rank", "env", "teacher"])
+def test_checkpoint_of_other_envs_leaves_episodes_and_random_numbers_alone(change, tmp_path):
+    path = saved_run(tmp_path)
+    env = make_rising(2 if change == "envs" else 3)
+    runner = make_curious(env)
+    if change == "teacher":
+        runner = make_runner(env, DISTILLATION, runner=DistillationRunner, gradient_length=8)
+    runner.alg.gpu_global_rank = int(change == "rank")
+    x = env.unwrapped.state["x"].clone()
+    random_state = torch.get_rng_state()
+    runner.load(path, {"actor": True, "env": False, "iteration": True} if change == "env" else None)
+    assert torch.equal(env.unwrapped.state["x"], x)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    expected = 1 if change == "env" else 4
+    assert (env.unwrapped.params["level"] == expected).all()
+
+
+@pytest.mark.full
+def test_checkpoint_of_an_env_with_other_layers_warns_that_episodes_are_new(tmp_path):
+    path = saved_run(tmp_path)
+    env = make_rising(3, T.RecordEpisodeStatistics())
+    runner = make_curious(env)
+    x = env.unwrapped.state["x"].clone()
+    with pytest.warns(UserWarning, match=r"to_rsl_rl.*new episodes"):
+        runner.load(path)
+    assert torch.equal(env.unwrapped.state["x"], x)
+    assert (env.unwrapped.params["level"] == 4).all()
+
+
+class Terrain:
+    """Like legged_gym's: resets move the levels up, and log their mean."""
+
+    def __init__(self):
+        self.levels = torch.zeros(2)
+        self.log = {}
+
+    def reset(self, mask):
+        self.levels[mask] += 1
+        self.log["terrain_level"] = self.levels.mean()
+        return torch.zeros(2, 3)
+
+    def step(self, action):
+        info = {"log": dict(self.log)}
+        return torch.zeros(2, 3), torch.ones(2), torch.tensor([True, False]), torch.zeros(2), info
+
+    def make_env(self):
+        spaces = [VECTOR, Box(-1, 1, (6,), np.float32)]
+        env = from_functions(self.reset, self.step, 2, *spaces, seed=lambda seed: None)
+        env.register_env_buffer("levels", self.levels, persistent=True)
+        return env
+
+
+def test_levels_of_a_simulator_are_in_the_checkpoints_that_the_runner_saves(tmp_path):
+    terrain, loaded = Terrain(), Terrain()
+    runner = make_runner(terrain.make_env(), steps=4, log_dir=str(tmp_path))
+    runner.logger.git_status_repos = []
+    runner.learn(1)
+    assert terrain.levels.tolist() == [5, 1]
+    levels = loaded.levels
+    make_runner(loaded.make_env()).load(tmp_path / "model_0.pt")
+    assert loaded.levels is levels  # the simulator's own tensor
+    assert levels.tolist() == [5, 1]
+
+
+@pytest.mark.full
+def test_student_learns_statistics_while_those_of_the_teacher_stay(tmp_path):
+    def numbers(env):
+        parts = env.transforms[-1].parts
+        return [parts[name][0].statistics.sums().clone() for name in ("student", "teacher")]
+
+    path = saved_run(tmp_path)
+    env = make_rising()
+    runner = make_runner(env, DISTILLATION, 2, runner=DistillationRunner, gradient_length=2)
+    runner.load(path)
+    student, teacher = numbers(env)
+    runner.learn(2)
+    learned, kept = numbers(env)
+    assert torch.equal(kept, teacher)
+    # Four steps of three envs, and two initial observations of each
+    assert (learned[-1] - student[-1] == 3 * (4 + 2)).all()
+
+
+@pytest.mark.parametrize("is_dict", [False, True], ids=["Box", "Dict"])
+def test_statistics_that_student_and_teacher_share_stay(is_dict, tmp_path):
+    space = Dict(student=VECTOR, teacher=VECTOR) if is_dict else VECTOR
+
+    def make():
+        base = ScriptedEnv(3, (3,), 2, **({"observation_space": space} if is_dict else {}))
+        return tw.TransformedEnv(base, T.NormalizeObservation())
+
+    trained = make_runner(make())
+    trained.learn(1)
+    trained.save(tmp_path / "model.pt")
+    env = make()
+    runner = make_distillation(env)
+    runner.load(tmp_path / "model.pt")
+    before = copy.deepcopy(dict(env.state_dict()))
+    runner.learn(1)
+    assert_same_files(dict(env.state_dict()), before)
 
 
 # The bootstrap.

@@ -94,7 +94,7 @@ class PureEnv:
             raise TypeError(refusal("pure", "env must be an Env", type(env).__name__))
         if env.host_stepped or not env.can_snapshot:
             must = f"env must not be {env!r}, because a simulator outside of PyTorch steps it"
-            raise ValueError(refusal("pure", must))
+            raise ValueError(refusal("pure", must, remedy="Port it to a FunctionalEnv"))
         self.env = env
         self.signature = env.signature
         inputs = Inputs(lambda: [env])

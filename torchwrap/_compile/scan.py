@@ -15,6 +15,8 @@ from torchwrap._core.errors import refusal
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
+_REMEDIES = {"output": "Return () for no output", "xs": "torch.arange(n) counts n steps"}
+
 
 def scan(
     function: Step,
@@ -27,7 +29,8 @@ def scan(
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
     steps. Otherwise, and before PyTorch 2.11, it is a Python loop. The function gets
-    copies and may write to them. Gradients flow, but not through steps of envs.
+    copies and may write to them. Gradients flow, but not through steps of envs: around a compiled
+    scan over those, `torch.no_grad()` is needed if the function also reads parameters.
 
     Args:
         function: takes the carry and a slice of `xs`. Returns the next carry, of the same
@@ -96,7 +99,7 @@ def _layout(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, tuple | dict) and not (is_tensordict and rows.leaves(value)):
         must = f"{name} must be a tensor, or a TensorDict, tuple or dict of tensors"
         got = "an empty TensorDict" if is_tensordict else type(value).__name__
-        remedy = "Return () for no output" if name == "output" else ""
+        remedy = _REMEDIES.get(name, "")
         raise TypeError(refusal("scan", must, got, remedy))
     keys: Any = range(len(value)) if isinstance(value, tuple) else value.keys()
     found: dict[str, Any] = {name: "a TensorDict" if is_tensordict else type(value).__name__}

@@ -74,9 +74,9 @@ class Engine:
 
     modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
     remedy_for_mode = (
-        'Make it with torchwrap.make(id, num_envs, backend="gymnasium"), or pass '
-        'vectorization_mode="sync" and vector_kwargs='
-        '{"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec'
+        "Pass autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED to the vector env, or in "
+        'vector_kwargs, with vectorization_mode="sync", to make_vec, or call '
+        'torchwrap.make(id, num_envs, backend="gymnasium")'
     )
     takes_options = True
     can_repeat = False  # as `Env.can_repeat`

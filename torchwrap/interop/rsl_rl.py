@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import warnings
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +23,8 @@ from torchwrap.interop import _checks
 from torchwrap.policy import PolicyState
 from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.episode import RecordEpisodeStatistics
+from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
+from torchwrap.transforms.normalize import NormalizeObservation
 from torchwrap.transforms.transform import Transform
 
 
@@ -38,7 +42,7 @@ def to_rsl_rl(
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation
     acted in. With "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`,
     it is the value of the final observation, and `runner.save` and `runner.load` include
-    `env.state_dict()`: running statistics of transforms.
+    `env.state_dict()`, such as running statistics of transforms, and the snapshot of the env.
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
@@ -172,8 +176,8 @@ def _check_space(
         raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
 
 
-class _WithStatistics:
-    """Lets an algorithm of rsl_rl merge, save and load the statistics of a torchwrap env."""
+class _WithEnv:
+    """Lets an algorithm of rsl_rl merge, save and load what a torchwrap env holds."""
 
     env: Env | None = None
 
@@ -184,34 +188,76 @@ class _WithStatistics:
             algorithm.env = env.env
         return algorithm
 
-    def update(self) -> dict[str, float]:
-        if self.env is not None and self.is_multi_gpu:  # type: ignore[attr-defined]
+    def update(self: Any) -> Any:
+        if self.env is not None and self.is_multi_gpu:
             sync_statistics(self.env)
-        return super().update()  # type: ignore[misc, no-any-return]
+        return super().update()  # type: ignore[misc]
 
-    def save(self) -> dict[str, Any]:
-        saved: dict[str, Any] = super().save()  # type: ignore[misc]
+    def save(self: Any) -> Any:
+        saved = super().save()  # type: ignore[misc]
         if self.env is not None:
             saved["env_state_dict"] = self.env.state_dict()
+            with contextlib.suppress(RuntimeError):  # a simulator, or an interrupted step
+                saved["run"] = {
+                    "envs": self._envs(),
+                    "snapshot": self.env.snapshot().to_dict(),
+                    "generators": [each.get_state() for each in self._generators()],
+                    "attributes": [getattr(*attribute) for attribute in self._attributes()],
+                }
         return saved
 
-    def load(
-        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
-    ) -> bool:
-        is_wanted = load_cfg is None or load_cfg.get("env", True)
-        if self.env is not None and is_wanted:
+    def load(self: Any, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:
+        is_wanted = self.env is not None and (load_cfg or {}).get("env", True)
+        if is_wanted:
             state = loaded_dict.get("env_state_dict")
             _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
-        return super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc, no-any-return]
+        is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
+        run = loaded_dict.get("run", {})
+        if is_wanted and is_resumed and run.get("envs") == self._envs():
+            self._resume(run)
+        return is_resumed
+
+    def _resume(self: Any, run: dict[str, Any]) -> None:
+        try:
+            self.env.restore(run["snapshot"])
+        except ValueError as error:
+            fault = "new episodes start, because the checkpoint is of another env"
+            warnings.warn(refusal("to_rsl_rl", fault, remedy=str(error)), stacklevel=4)
+            return
+        for generator, state in zip(self._generators(), run["generators"], strict=False):
+            generator.set_state(state.cpu())
+        attributes = zip(self._attributes(), run["attributes"], strict=True)
+        for (owner, name), value in attributes:
+            setattr(owner, name, value)
+
+    def _envs(self: Any) -> Any:
+        return self.gpu_global_rank, self.storage.num_envs
+
+    def _generators(self: Any) -> list[torch.Generator]:
+        device = torch.device(self.device)
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index or 0])
+        return generators
+
+    def _attributes(self: Any) -> Any:
+        """Objects of rsl_rl, each with an attribute that its checkpoints lack."""
+        models = [value for value in vars(self).values() if isinstance(value, RNNModel)]
+        return [(model.rnn, "hidden_state") for model in models]
 
 
-class PPO(_WithStatistics, algorithms.PPO):
+class PPO(_WithEnv, algorithms.PPO):
     """rsl_rl's PPO that adds the true final observation's value at a time-out, not the last one's.
 
-    Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict". It is
-    loaded unless `load_cfg` has `"env": False`. Running statistics of several ranks are merged
-    before each update. The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as
-    `to_rsl_rl` does.
+    The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
+    Running statistics of several ranks are merged before each update.
+
+    Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict": statistics
+    and levels. It is loaded unless `load_cfg` has `"env": False`.
+
+    If the env has snapshots, "run" contains its last one, the states of PyTorch's generators, and
+    what rsl_rl leaves out. A `load` that sets the iteration restores them, and the run goes on bit
+    for bit. On another rank, or for another number of envs, new episodes start instead.
     """
 
     def process_env_step(
@@ -232,12 +278,36 @@ class PPO(_WithStatistics, algorithms.PPO):
             rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
+    def _attributes(self) -> Any:
+        attributes = super()._attributes()
+        if self.rnd:
+            attributes.append((self.rnd, "update_counter"))
+            if self.rnd.reward_normalization:
+                attributes.append((self.rnd.reward_normalizer.disc_avg, "avg"))
+        return attributes
 
-class Distillation(_WithStatistics, algorithms.Distillation):
+
+class Distillation(_WithEnv, algorithms.Distillation):
     """rsl_rl's Distillation, with the statistics of a torchwrap env in checkpoints, as `PPO`.
 
-    A teacher's checkpoint of `PPO` holds those it was trained with.
+    A teacher's checkpoint of `PPO` holds those it was trained with. From the `load` on, those of
+    the groups that the teacher reads are frozen, as rsl_rl freezes the teacher's own.
     """
+
+    def load(self, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:
+        is_resumed = super().load(loaded_dict, load_cfg, strict)
+        learning: set[nn.Module] = set()
+        # A group comes before what it consists of.
+        for module in self.env.modules() if self.env else ():
+            if isinstance(module, ObservationGroups | ObservationKeys):
+                for name in module.groups.keys() - set(self.teacher.obs_groups):
+                    learning.update(module.parts[name].modules())
+            if isinstance(module, NormalizeObservation) and module not in learning:
+                module.eval()
+        return is_resumed
+
+    def _attributes(self) -> Any:
+        return [*super()._attributes(), (self, "last_hidden_states")]
 
 
 class RslRlPolicy(nn.Module):

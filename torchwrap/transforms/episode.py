@@ -116,8 +116,9 @@ class RecordEpisodeStatistics(Transform):
     def step(self, td: TensorDict) -> TensorDict:
         length = self.running_length.add_(1)
         total = self.running_return.add_(td["reward"])
-        td.set(self.keys["return"], total.float())
-        td.set(self.keys["length"], length.clone())
+        keys = self.keys
+        td.set(keys["return"], total.float())
+        td.set(keys["length"], length.clone())
         if self.metrics:
             self._reduce_metrics(td, length)
         return td

@@ -84,9 +84,10 @@ class NormalizeObservation(ObservationTransform):
         mask: Tensor | None = None,
     ) -> Tensor:
         statistics = self.statistics_of[path]
-        if self.training:
-            statistics.update(rows, mask)
-        return statistics.normalize(rows, self.epsilon)
+        if not self.training:
+            return statistics.normalize(rows, self.epsilon)
+        differences = statistics._update(rows, mask)
+        return statistics._normalize(differences, self.epsilon)
 
     def observation(self, observation: Value) -> Value:
         """Normalizes without an update."""
@@ -164,10 +165,11 @@ class NormalizeReward(RewardTransform):
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
-        self.discounted_return.mul_(self.gamma).add_(reward)
+        statistics = self.statistics
+        discounted_return = self.discounted_return.mul_(self.gamma).add_(reward)
         if self.training:
-            self.statistics.update(self.discounted_return)
-        return reward * self.statistics.scale(self.epsilon)
+            statistics.update(discounted_return)
+        return reward * statistics.scale(self.epsilon)
 
     def reset(
         self,

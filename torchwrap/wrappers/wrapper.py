@@ -253,8 +253,9 @@ class TransformedEnv(Wrapper):
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        successor = self.env._run("_step", self.transforms.action(action))
-        step = self._compiled_step or self.transforms.step
+        transforms = self.transforms
+        successor = self.env._run("_step", transforms.action(action))
+        step = self._compiled_step or transforms.step
         return step(successor)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:

@@ -1,0 +1,250 @@
+"""A whole job with rsl_rl: a teacher, its student, and the student as an ONNX file.
+
+pip install -e ".[examples,rsl-rl,onnx]"
+python examples/rsl_rl_robot.py teacher                 PPO
+python examples/rsl_rl_robot.py student                 distillation; writes policy.onnx
+python examples/rsl_rl_robot.py teacher --resume        goes on, bit for bit
+python examples/rsl_rl_robot.py teacher --logger wandb  WANDB_MODE=offline needs no network
+torchrun --nproc-per-node 2 examples/rsl_rl_robot.py teacher
+
+The robot is the arm of robot.py with a curriculum: episodes start the farther from the top, the
+higher the level of an env. The teacher sees the true state, and is rewarded for new ones by random
+network distillation. Its critic also sees mass, length, friction and motor gain. The student sees
+the angle only: noisy, up to two steps late, in a stack of five. Transforms normalize all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnxruntime
+import torch
+import torch.distributed as dist
+import tyro
+from gymnasium.spaces import Box, Dict
+from robot import Arm
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
+
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+
+
+@dataclass
+class Args:
+    stage: tyro.conf.Positional[Literal["teacher", "student"]]
+    """what learns; the student needs the teacher's checkpoint"""
+    num_envs: int = 1024
+    """number of parallel robots of a process"""
+    iterations: int = 120
+    """number of iterations, of 24 steps of each robot"""
+    resume: bool = False
+    """go on from the last checkpoint"""
+    seed: int = 1
+    """seed of the environments and of PyTorch"""
+    device: str = "cpu"
+    """device of the environments and of the agent; that of torchrun is cuda:0, cuda:1, ..."""
+    logger: Literal["tensorboard", "wandb"] = "tensorboard"
+    """where rsl_rl logs"""
+    eval_steps: int = 300
+    """number of steps of 100 robots that the student plays; an episode has 200"""
+    out: Path = Path("runs/rsl_rl_robot")
+    """folder of the logs, the checkpoints and the ONNX file"""
+
+
+class LeveledArm(Arm):
+    observation_space = Dict(
+        student=Box(-1, 1, (2,)), teacher=Box(-8, 8, (3,)), critic=Box(-20, 20, (7,))
+    )
+
+    def initial(self, rng, params):
+        state = super().initial(rng)
+        return {**state, "angle": params["level"] * state["angle"]}
+
+    def observation(self, state, rng, params):
+        groups = super().observation(state, rng)
+        critic = groups["critic"]
+        return {"student": groups["policy"], "teacher": critic[:3], "critic": critic}
+
+    def curriculum(self, state, rng, params):
+        change = torch.where(torch.cos(state["angle"]) > 0.95, 0.2, -0.1)
+        return {"level": (params["level"] + change).clamp(0.2, 1)}
+
+    def transition_info(self, state, action, next_state, params):  # rsl_rl logs the means
+        info = super().transition_info(state, action, next_state)
+        return {**info, "level": params["level"]}
+
+
+def make_arm(num_envs: int, level: float, device: str = "cpu") -> tw.Env:
+    return tw.FunctionalEnv(
+        LeveledArm(),
+        num_envs,
+        device=device,
+        max_episode_steps=200,
+        first_index=RANK * num_envs,
+        params={"level": torch.full((num_envs,), level)},
+    )
+
+
+def make_env(num_envs: int, level: float, device: str = "cpu", delay=(0, 2)) -> tw.Env:
+    sensor = [
+        T.AddNoise(0.01, in_eval=False),
+        T.DelayObservation(delay, padding_type="reset"),
+        T.NormalizeObservation(),
+        T.FrameStackObservation(5, axis=-1),
+    ]
+    state = {name: [T.NormalizeObservation()] for name in ("teacher", "critic")}
+    return tw.TransformedEnv(
+        make_arm(num_envs, level, device),
+        T.ClipAction(),  # because rsl_rl's actions are unbounded
+        T.RecordEpisodeStatistics(metrics={"upright": "mean"}),
+        T.ObservationKeys({"student": sensor, **state}),
+    )
+
+
+def make_config(args: Args) -> dict[str, Any]:
+    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "elu"}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
+    actor = {**network, "distribution_cfg": gaussian}
+    config = {"num_steps_per_env": 24, "save_interval": 20, "logger": args.logger}
+    if args.logger == "wandb":
+        config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
+    if args.stage == "student":
+        algorithm = {"num_learning_epochs": 2, "gradient_length": 8, "loss_type": "huber"}
+        algorithm["class_name"] = "torchwrap.interop.rsl_rl:Distillation"
+        return {
+            **config,
+            "obs_groups": {"student": ["student"], "teacher": ["teacher"]},
+            "student": {**network, "distribution_cfg": {**gaussian, "init_std": 0.1}},
+            "teacher": actor,
+            "algorithm": algorithm,
+        }
+    curiosity = {
+        "num_outputs": 8,
+        "predictor_hidden_dims": [32],
+        "target_hidden_dims": [32],
+        "reward_normalization": True,
+        "weight": 0.2,  # of a second
+    }
+    return {
+        **config,
+        "obs_groups": {"actor": ["teacher"], "critic": ["critic"], "rnd_state": ["teacher"]},
+        "actor": actor,
+        "critic": network,
+        "algorithm": {
+            "class_name": "torchwrap.interop.rsl_rl:PPO",
+            "gamma": 0.97,
+            "entropy_coef": 0.002,
+            "rnd_cfg": curiosity,
+        },
+    }
+
+
+class OnCpus:
+    """Lets rsl_rl's runners share gradients without GPUs."""
+
+    def _configure_multi_gpu(self):
+        if self.device != "cpu" or WORLD_SIZE == 1:
+            return super()._configure_multi_gpu()
+        dist.init_process_group("gloo")
+        ranks = {"global_rank": RANK, "local_rank": RANK, "world_size": WORLD_SIZE}
+        self.cfg["multi_gpu"] = ranks
+        self.is_distributed = True
+        self.gpu_world_size = WORLD_SIZE
+        self.gpu_global_rank = self.gpu_local_rank = RANK
+
+
+class TeacherRunner(OnCpus, OnPolicyRunner): ...
+
+
+class StudentRunner(OnCpus, DistillationRunner): ...
+
+
+def latest(folder: Path) -> str:
+    paths = folder.glob("model_*.pt")
+    return str(max(paths, key=lambda path: int(path.stem.removeprefix("model_"))))
+
+
+def train(args: Args, env: tw.Env) -> nn.Module:
+    folder = args.out / args.stage
+    make_runner = TeacherRunner if args.stage == "teacher" else StudentRunner
+    rsl_env = to_rsl_rl(env, {"step_dt": Arm.dt}, seed=args.seed)
+    runner = make_runner(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
+    own = folder / f"rank_{RANK}" if RANK else folder  # rsl_rl saves on rank 0 only
+    if args.stage == "student":
+        runner.load(latest(args.out / "teacher"))
+    if args.resume:
+        runner.load(latest(own))
+        runner.current_learning_iteration += 1  # rsl_rl would repeat the last number
+    runner.learn(args.iterations, init_at_random_ep_len=not args.resume)
+    if RANK:
+        own.mkdir(exist_ok=True)
+        runner.save(str(own / f"model_{runner.current_learning_iteration}.pt"))
+    return RslRlPolicy(runner.get_inference_policy("cpu"))
+
+
+def export(env: tw.Env, policy: nn.Module, path: Path) -> nn.Module:
+    """Writes history, delay, normalization and network to a file, for any number of robots."""
+    module = tw.deploy(env, policy, observations=["student"], without=["AddNoise"])
+    shapes = module.dynamic_shapes()
+    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
+    onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
+    onnx_program.save(path)
+    return module
+
+
+@torch.no_grad()
+def play(module, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
+    """The policy plays, and the file beside it: on a bare arm, because it has the delay itself."""
+    path = args.out / "policy.onnx"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = module.onnx_names()["input_names"]
+    arm = make_arm(env.num_envs, level=1.0).eval()  # without the curriculum
+    raw = arm.reset(seed=args.seed)
+    td = env.reset(seed=args.seed)
+    state = module.initial_state(env.num_envs)
+    upright = []
+    errors = []
+    for _ in range(args.eval_steps):
+        action = policy(td)["action"].clamp(-1, 1)  # as ClipAction does
+        arrays = [value.numpy() for value in (raw["observation", "student"], *state.values())]
+        outputs = session.run(None, dict(zip(names, arrays)))
+        given, *next_state = map(torch.from_numpy, outputs)
+        errors.append((given - action).abs().max().item())
+        _, td = env.step(td)
+        transition, raw = arm.step(action)
+        upright.append(transition["next", "info", "upright"].mean().item())
+        state = dict(zip(state, next_state))
+        state["is_first"] = transition["next", "done"]
+    return {"upright": sum(upright) / len(upright), "onnx_error": max(errors)}
+
+
+def main(args: Args) -> dict[str, float]:
+    if WORLD_SIZE > 1 and args.device == "cuda":
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
+    torch.manual_seed(args.seed + RANK)
+    env = make_env(args.num_envs, level=0.2, device=args.device)
+    policy = train(args, env)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if args.stage == "teacher" or RANK > 0:
+        return {}
+    test_env = make_env(100, level=1.0, delay=1)
+    test_env.load_state_dict(env.state_dict(), strict=False)
+    test_env.set_wrapper_attr("level", 1.0)
+    module = export(test_env, policy, args.out / "policy.onnx")
+    results = play(module, test_env.eval(), policy, args)
+    print(json.dumps(results, indent=2))
+    return results
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
