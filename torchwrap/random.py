@@ -262,22 +262,15 @@ def bits(key: Key, count: int) -> Tensor:
 
     The number of words per env is at most 2**26. The first words do not depend on it.
     """
-    num_blocks = (count + 3) // 4
-    first_block = key.tag << _BLOCK_BITS
-    blocks = torch.arange(first_block, first_block + num_blocks, device=key.env.device)
-    # In a trace under `torch.vmap`, only the blocks show that the host cannot read the key.
-    arrays = as_arrays(blocks, *key[:5])
-    words: Any = key[:5] if arrays is None else arrays[1:]
-    low, high, env, episode, draw = [word[..., None] for word in words]
+    words = [word.unsqueeze(-1) for word in key[:5]]
+    low, high, env, episode, draw = words
     if key.fold:
         env = env + (key.fold << _ENV_BITS)
+    first_block = key.tag << _BLOCK_BITS
+    num_blocks = (count + 3) // 4
+    blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
     if generators.keys_of_thread and not torch.compiler.is_compiling():
         generators.note(key[:5], key.tag, key.fold)
-    if arrays is not None:
-        counter = (draw, arrays[0], env, episode)
-        words = np.stack(_philox_in_numpy(low, high, *counter), -1)
-        words = words.reshape(*key.env.shape, -1)
-        return torch.from_numpy(words[..., :count])
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]

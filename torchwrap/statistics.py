@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import is_host_readable, is_traced, materialize
+from torchwrap._core.rows import materialize, no_zero
 
 # A value counts if its difference from the reference is below the limit. Sums of float64 squares
 # then stay finite.
@@ -52,8 +52,6 @@ class RunningMeanStd(BatchedModule):
     total: Tensor
     squares: Tensor
     count: Tensor
-    _known: tuple[Tensor | None, int] = (None, 0)
-    """The counts and their version, if none is 0. Another version may be of restored counts."""
     synced: Tensor
     """The sums that all processes had after their last sync, or loaded: float64, `(3, *shape)`."""
 
@@ -111,8 +109,7 @@ class RunningMeanStd(BatchedModule):
         buffers: Any = self._buffers  # `nn.Module.__getattr__` is slow
         count = buffers["count"]
         rows = materialize(rows)
-        has_references = self._has_references(count)
-        if len(rows) and not has_references:
+        if len(rows) and not no_zero(count):
             self._set_first_references(rows.detach().to(self.reference.dtype), mask)
         differences = rows - buffers["reference"]
         values = differences.detach() if differences.requires_grad else differences
@@ -120,18 +117,8 @@ class RunningMeanStd(BatchedModule):
         values = torch.where(counted, values, 0).double()
         buffers["total"].add_(values.sum(0))
         buffers["squares"].add_((values * values).sum(0))
-        count.add_(counted.sum(0))
-        if has_references and not count.is_inference():
-            vars(self)["_known"] = count, count._version
+        count.add_(counted.sum(0, dtype=torch.int32))
         return differences
-
-    def _has_references(self, count: Tensor) -> bool:
-        """True if the host knows, without a device sync, that every component has a value."""
-        if not is_host_readable(count):
-            return False
-        known, version = self._known
-        is_known = known is count and version == count._version
-        return is_known or bool(count.all())
 
     def _set_first_references(
         self,
@@ -179,12 +166,9 @@ class RunningMeanStd(BatchedModule):
         """Those of `normalize`: the reference, mean - reference, and 1 / sqrt(var + epsilon)."""
         shift, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
-        buffers: Any = self._buffers
-        reference = buffers["reference"]
-        constants = [shift.to(reference.dtype), scale.to(reference.dtype)]
-        if is_traced(reference):  # all rows share them
-            constants = list(map(materialize, constants))
-        return [reference, *constants]
+        dtype = self.reference.dtype
+        # All rows share them.
+        return [self.reference, materialize(shift.to(dtype)), materialize(scale.to(dtype))]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""

@@ -30,7 +30,7 @@ class Operators(TorchDispatchMode):
         place = "outside of torchwrap"
         if frame:
             file = frame.f_code.co_filename.removeprefix(LIBRARY)
-            place = f"torchwrap{file} {frame.f_code.co_qualname}"
+            place = f"torchwrap{file} {frame.f_code.co_name}"
         self.counts[f"{place}: {func.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 

@@ -207,6 +207,35 @@ def test_reference_of_masked_rows_is_that_of_the_counted_rows():
     assert_allclose(masked.var, exact, rtol=1e-6)
 
 
+def replaced(statistics):
+    for name, buffer in statistics.named_buffers():
+        setattr(statistics, name, torch.zeros_like(buffer))
+
+
+def data_replaced(statistics):
+    for buffer in statistics.buffers():
+        buffer.data = torch.zeros_like(buffer)
+
+
+BEGINNINGS = {
+    "loaded": lambda statistics: statistics.load_state_dict(T.RunningMeanStd((3,)).state_dict()),
+    "in place": lambda statistics: [buffer.zero_() for buffer in statistics.buffers()],
+    "replaced": replaced,
+    "data replaced": data_replaced,
+}
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_statistics_that_begin_again_take_another_reference(begin):
+    statistics = T.RunningMeanStd((3,))
+    for _ in range(2):
+        statistics.update(with_holes(0, torch.float32, math.nan))
+    begin(statistics)
+    rows = with_holes(1e6, torch.float32, math.nan)
+    statistics.update(rows)
+    assert_allclose(statistics.var, np.nanvar(rows.double().numpy(), 0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("count", [1e30, 2.0**63, 2.0**54], ids=str)
 def test_moments_of_more_values_than_are_counted_exactly_are_refused(count):
     statistics = T.RunningMeanStd((2,))

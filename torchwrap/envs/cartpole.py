@@ -77,16 +77,15 @@ class CartPole(ClassicControl):
         x_dot = state["x_dot"]
         theta_dot = state["theta_dot"]
         total_mass = self.pole_mass + self.cart_mass
-        thrust = self.force / total_mass
-        lever = self.pole_mass * self.half_length / total_mass
+        pole_moment = self.pole_mass * self.half_length
+        force = action.to(self.dtype) * (2 * self.force) - self.force
         cos = torch.cos(theta)
         sin = torch.sin(theta)
-        centrifugal = lever * (theta_dot * theta_dot) * sin
-        push = action.to(self.dtype) * (2 * thrust) - thrust + centrifugal
-        lever_x = lever * cos
-        inertia = self.half_length * 4.0 / 3.0 - lever_x * cos
+        centrifugal = pole_moment * (theta_dot * theta_dot) * sin
+        push = (force + centrifugal) / total_mass
+        inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * (cos * cos) / total_mass)
         theta_acc = (self.gravity * sin - cos * push) / inertia
-        x_acc = push - lever_x * theta_acc
+        x_acc = push - pole_moment * theta_acc * cos / total_mass
         return {  # explicit Euler: the positions move with the old velocities
             "x": state["x"] + self.tau * x_dot,
             "x_dot": x_dot + self.tau * x_acc,

@@ -110,8 +110,9 @@ class Pendulum(ClassicControl):
     ) -> Tensor:
         # The angle before the action counts, wrapped into [-pi, pi).
         theta = torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi
+        deviation = torch.square(theta) + 0.1 * torch.square(state["theta_dot"])
         effort = 0.001 * torch.square(self._torque(action))
-        return -0.1 * torch.square(state["theta_dot"]) - torch.square(theta) - effort
+        return -(deviation + effort)
 
     def terminal(
         self,
