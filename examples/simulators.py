@@ -60,12 +60,13 @@ def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
-    """Isaac Lab 3.0.0 with `cfg.compute_final_obs = True`, and 2.3.2, both read.
+    """Isaac Lab 3.0.0 with `cfg.compute_final_obs = True`, run with Newton, and 2.3.2, read.
 
     Takes a `ManagerBasedRLEnv` or `DirectRLEnv`. 2.3 loses final observations, so they are computed
-    here, with the history of the previous step. The Warp envs of `isaaclab_experimental` lose them
-    too: the first end of an episode raises. Only a manager-based env takes `reset(mask=)`, and adds
-    a frame to the histories of all rows.
+    here, without the noise of a direct env. Terms with a history or a delay of Isaac Lab's own have
+    the values of the step before in them, in both versions. The Warp envs of
+    `isaaclab_experimental` lose them too: the first end of an episode raises. Only a manager-based
+    env takes `reset(mask=)`, and adds a frame to the histories of all rows.
     """
     env = env.unwrapped
     if not getattr(env.cfg, "compute_final_obs", True):
@@ -160,7 +161,7 @@ def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
-    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py (no final observations)."""
+    """Genesis 1.4.5, run: an env as examples/locomotion/go2_env.py (no final observations)."""
 
     def observe() -> dict[str, Tensor]:
         env._update_observation()

@@ -31,6 +31,7 @@ class Fake:
     num_envs = NUM_ENVS
     device = "cpu"
     max_episode_length = LIMIT
+    log_key = "log"
 
     def __init__(self):
         self.episode = torch.full((NUM_ENVS,), -1)
@@ -46,7 +47,7 @@ class Fake:
         self.episode[rows] += 1
         self.episode_length_buf[rows] = 0
         # mjlab/envs/manager_based_rl_env.py, `_reset_idx`; Isaac Lab likewise
-        self.extras["log"] = {"Episode/lengths": LENGTHS[rows].float().mean()}
+        self.extras[self.log_key] = {"Episode/lengths": LENGTHS[rows].float().mean()}
 
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
@@ -205,14 +206,16 @@ class ManiSkillTimeLimit(gymnasium.Wrapper):
 
 
 class Genesis(Fake):
-    """Genesis 0.4.5, `Go2Env`. It truncates one step later.
+    """`Go2Env` of Genesis 0.4.5; it truncates one step later.
 
+    To run it with Genesis 1.4.5, its option `max_FPS` was renamed `refresh_rate`.
     examples/locomotion/go2_env.py at commit 7bf5f6a, `step` (157), `get_observations` (208),
     `_reset_idx` (211) with a mask, `_update_observation` (262).
     """
 
     num_actions = 2
     max_episode_length = LIMIT - 1
+    log_key = "episode"
 
     def __init__(self):
         super().__init__()
@@ -358,7 +361,7 @@ def test_log_of_a_step_is_that_of_the_episodes_that_ended_in_it(name):
         env.reset(seed=7)
         for _ in range(3):
             env.step(env.sample_action())  # the episode of env 0 ends in the last one
-    assert env.last_info["log"]["Episode/lengths"] == 3
+    assert env.last_info[make.log_key]["Episode/lengths"] == 3
 
 
 def numbers(episode, elapsed):
