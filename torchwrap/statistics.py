@@ -168,7 +168,8 @@ class RunningMeanStd(BatchedModule):
         scale = var.add_(epsilon).rsqrt_()
         dtype = self.reference.dtype
         # All rows share them.
-        return [self.reference, materialize(shift.to(dtype)), materialize(scale.to(dtype))]
+        constants = [materialize(value.to(dtype)) for value in (shift, scale)]
+        return [self.reference, *constants]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""

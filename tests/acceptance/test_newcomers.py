@@ -372,7 +372,7 @@ def test_unregistered_id_raises_and_names_the_import(monkeypatch, tmp_path, regi
     module = f'import gymnasium\ngymnasium.register("Maze/Walk-v0", "{entry_point}")\n'
     (tmp_path / "maze_package.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="package:"):
+    with pytest.raises(ValueError, match="module:"):
         tw.make("Maze/Walk-v0")
     assert tw.make("maze_package:Maze/Walk-v0").spec.id == "Maze/Walk-v0"
 
