@@ -32,6 +32,8 @@ class Log:
         self.out = args.out or Path("runs") / f"ppo-{name}"
         self.out.mkdir(parents=True, exist_ok=True)
         self.statistics = find_statistics(env)
+        limit = env.signature.max_episode_steps
+        self.num_biased = 0 if limit is None else limit * args.num_envs
         self.start_time = start_time
         self.batch_size = args.num_envs * args.num_steps
         self.num_iterations = -(-args.total_timesteps // self.batch_size)
@@ -160,7 +162,8 @@ class Log:
         (self.out / "metrics.json").write_text(text + "\n")
         print(text)
         if self.curve:
-            plot(self.out / "learning_curve.png", self.args, self.curve)
+            path = self.out / "learning_curve.png"
+            plot(path, self.args, self.curve, num_biased=self.num_biased)
 
 
 class Checkpoint:
@@ -243,7 +246,9 @@ def plot(
     args: Any,
     curve: list[Point],
     window: int = 100,
+    num_biased: int = 0,
 ) -> None:
+    """Draws the curve, and marks the steps in which envs may not have ended an episode yet."""
     from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
     steps, returns, seconds, deviations = torch.tensor(curve, dtype=torch.float64).unbind(1)
@@ -252,6 +257,10 @@ def plot(
     label = f"return of the latest {window} episodes, mean and standard deviation"
     axes.plot(steps, returns, label=label)
     axes.fill_between(steps, returns - deviations, returns + deviations, alpha=0.2)
+    if steps[0] < num_biased:
+        end = min(num_biased, steps[-1].item())
+        label = "biased: long episodes have not ended yet"
+        axes.axvspan(0, end, color="gray", alpha=0.15, linewidth=0, label=label)
     target = args.target_return
     # A distant target would flatten the curve.
     if target is not None and target <= 2 * returns.max() - returns.min():

@@ -528,6 +528,17 @@ def test_ppo_learns_multidiscrete_actions_from_a_dict(registry, tmp_path, compil
     assert ppo.main(args)["final_mean_return"] > 10  # of 16; at random 2.7
 
 
+def test_learning_curve_marks_steps_in_which_long_episodes_cannot_have_ended(tmp_path):
+    args = ppo.Args(target_return=None)
+    curve = [(step, 0.0, 1.0, 1.0) for step in (100, 200)]
+    pictures = []
+    for number in (0, 100, 150, 200):
+        ppo_output.plot(tmp_path / "curve.png", args, curve, num_biased=number)
+        pictures.append((tmp_path / "curve.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    assert len(set(pictures)) == 3
+
+
 @pytest.mark.full
 def test_custom_env_is_short_and_trained_by_ppo(tmp_path):
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 60
