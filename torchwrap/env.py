@@ -814,8 +814,7 @@ class Env(BatchedModule):
         found = dict(given.items(True, True))
         others = sorted(map(str, found.keys() ^ expected.keys()))
         if others:
-            some = ", ".join(others[:3])
-            fault = f"snapshot must be one of the same env; only one of the two has {some}"
+            fault = f"snapshot must be one of the same env; only one of the two has {others}"
             raise ValueError(refusal(owner, fault))
         for key, leaf in expected.items():
             needed = validation.described(leaf)
