@@ -103,14 +103,15 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
 def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
     """`(C, H, W)` of an image `(H, W, C)`, `(C, H, W)` or, of integers, `(H, W)`; None for others.
 
-    H and W are the neighbors that are closest in size. A grid of up to 64 kinds is made one-hot.
+    H and W are the neighbors that are closest in size. A grid of the kinds 0 to 63 is made one-hot.
     """
     if not isinstance(space, gymnasium.spaces.Box):
         return None
     shape = space.shape
     if len(shape) == 2 and space.dtype.kind in "iu":
         kinds = int(space.high.max()) + 1
-        shape = (kinds if kinds <= 64 else 1, *shape)
+        is_one_hot = space.low.min() >= 0 and kinds <= 64
+        shape = (kinds if is_one_hot else 1, *shape)
     elif len(shape) == 3 and abs(shape[0] - shape[1]) < abs(shape[1] - shape[2]):
         shape = (shape[2], *shape[:2])
     is_image = len(shape) == 3 and min(shape[1:]) >= 3
@@ -125,8 +126,8 @@ class ImageNetwork(nn.Module):
         self.shape = image_shape(space)
         self.is_grid = len(space.shape) == 2
         self.is_channels_last = space.shape != self.shape
-        high = float(space.high.max())
-        self.scale = high if high < float("inf") else 1.0
+        limit = max(-float(space.low.min()), float(space.high.max()))
+        self.scale = limit if space.is_bounded() and limit > 0 else 1.0
         name = "minatar" if min(self.shape[1:]) < 36 else "small"
         self.network, features = cnn(self.shape, name)
         self.network.append(layer_init(nn.Linear(features, outputs), std))

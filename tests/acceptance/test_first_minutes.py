@@ -145,8 +145,8 @@ def test_rsl_rl_robot_resumed_in_another_process_equals_the_unbroken_run(
     rsl_rl_robot.main(args)
     flags = f"--num-envs 16 --iterations 1 --out {tmp_path} --resume"
     finish(start_rsl_rl_robot(f"teacher {flags}"))
-    given, expected = (torch.load(path / "teacher/model_1.pt") for path in (tmp_path, whole))
-    assert_same_files(given, expected)
+    paths = tmp_path / "teacher/model_1.pt", whole / "teacher/model_1.pt"
+    assert_same_files(*[torch.load(path, weights_only=True) for path in paths])
 
 
 @pytest.mark.full
@@ -158,7 +158,7 @@ def test_rsl_rl_robot_in_two_processes_shares_statistics_and_networks(rsl_rl_rob
     for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
         finish(process)
     paths = tmp_path / "teacher/model_0.pt", tmp_path / "teacher/rank_1/model_0.pt"
-    first, second = map(torch.load, paths)
+    first, second = [torch.load(path, weights_only=True) for path in paths]
     for name in ("actor_state_dict", "critic_state_dict"):
         assert_same_files(first[name], second[name])
     statistics = [

@@ -31,6 +31,7 @@ def pixels(*shape, high=255, dtype="uint8"):
         pytest.param(pixels(5, 6, 2, high=1, dtype="float32"), (2, 5, 6), id="floats"),
         pytest.param(pixels(96, 96), (1, 96, 96), id="gray"),
         pytest.param(pixels(7, 8, high=10, dtype="int64"), (11, 7, 8), id="grid"),
+        pytest.param(spaces.Box(-1, 3, (7, 8), "int64"), (1, 7, 8), id="grid below zero"),
         pytest.param(pixels(4, 4, dtype="float32"), None, id="matrix of floats"),
         pytest.param(pixels(2, 9, high=3), None, id="too narrow for a grid"),
         pytest.param(pixels(4, 2, 3), None, id="too narrow for an image"),
@@ -60,6 +61,19 @@ def test_grid_is_one_hot():
     grid = space.sample()
     found = ppo_presets.ImageNetwork(space, 2, 1.0).to_images(torch.from_numpy(grid).float())
     assert found.numpy().tolist() == np.moveaxis(np.eye(7)[grid], -1, 0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("space", "scale"),
+    [
+        pytest.param(spaces.Box(-1, 0, (5, 5, 3)), 1, id="nothing above zero"),
+        pytest.param(spaces.Box(-8, 2, (5, 5, 3)), 8, id="lower bound"),
+        pytest.param(spaces.Box(0, np.inf, (5, 5, 3)), 1, id="unbounded floats"),
+        pytest.param(spaces.Box(-np.inf, np.inf, (5, 5), "int64"), 1, id="unbounded integers"),
+    ],
+)
+def test_pixels_are_divided_by_the_largest_magnitude_of_their_bounds(space, scale):
+    assert ppo_presets.ImageNetwork(space, 2, 1.0).scale == scale
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,8 @@ def period(owner: str, value: Any) -> int | None:
 def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
     """A tuple or list of integers, each of at least `at_least`, as a tuple of ints."""
     if not isinstance(value, tuple | list):
-        raise TypeError(
-            refusal(owner, f"{name} must be a tuple, such as (64,) or (84, 84)", shown(value))
-        )
+        must = f"{name} must be a tuple, such as (64,) or (84, 84)"
+        raise TypeError(refusal(owner, must, shown(value)))
     return tuple([integer(owner, f"every size in {name}", size, at_least) for size in value])
 
 
