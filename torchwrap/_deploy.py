@@ -41,12 +41,16 @@ Tree = Any
 Part = Transform | Wrapper
 State = Mapping[str, Tensor]
 Names = Sequence[str | type]
+"""Transforms and wrappers, by the name of their class or by the class."""
+
 Copies = dict[Any, Any]
+"""Copies by the id of the original, as `copy.deepcopy` keeps them; of a function, by itself."""
+
 Faults = dict[str, str]
 """Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
-NAMED = "Pass the module itself, or a bound method of it"
+PASS_MODULE = "Pass the module itself, or a bound method of it"
 
 
 def deploy(
@@ -132,13 +136,14 @@ class DeployedPolicy(nn.Module):
     ) -> None:
         super().__init__()
         faults: Faults = {}
-        kept, spaces_below = _deployable(env, without, faults)
+        kept, raw_spaces = _deployable(env, without, faults)
         self._signature = env.signature
         self._observations = observations
-        self._space = spaces_below["observation"]
-        self._action_space = spaces_below["action"]
+        self._space = raw_spaces["observation"]
+        self._action_space = raw_spaces["action"]
         copies: Copies = {}
-        self.transforms, described = _frozen(kept, observations or (), without, copies, faults)
+        self.transforms = Compose(copy.deepcopy(kept, copies))
+        described = _freeze(self.transforms, observations or (), without, env.device, faults)
         if faults:
             raise _unusable(faults)
         self.policy = policy
@@ -146,16 +151,16 @@ class DeployedPolicy(nn.Module):
             self.policy = _copied(policy, copies)
         self.networks = self._copy_functions(copies)
         self.eval().requires_grad_(False)
-        self.start = BatchedModule()  # the initial rows of the state that no transform holds
-        first = EnvBuffer((1,), torch.bool, True)
-        for name, row in {**env.signature.policy_state, "is_first": first}.items():
+        # The state consists of the rows that transforms hold, and of those that start here.
+        self._held = self.transforms._paths("_env_buffer_names")
+        self.start = BatchedModule()
+        is_first = EnvBuffer((1,), torch.bool, fill=True)
+        for name, row in {**env.signature.policy_state, "is_first": is_first}.items():
             self.start.register_env_buffer(name, row.allocate(None, 1, env.device))
-        self._held = _env_buffers(self.transforms)
         stateless = itertools.takewhile(_ignores_starts, self.transforms)
         self._num_stateless = len(list(stateless))
-        self._is_stateful = bool(
-            self._held or env.signature.policy_state or self._num_stateless < len(self.transforms)
-        )
+        has_stateful = self._num_stateless < len(self.transforms)
+        self._is_stateful = has_stateful or bool(env.signature.policy_state)
         if observations is not None:
             self._space = self._needed_space()
         self._check(env)
@@ -167,12 +172,12 @@ class DeployedPolicy(nn.Module):
 
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
         """The state with which every row starts an episode. Empty if nothing lasts."""
-        state: dict[str, Tensor] = {}
-        if self._is_stateful:
-            held = {name: self.transforms.get_buffer(name) for name in self._held}
-            held.update(self.start.named_buffers())
-            for name, row in held.items():
-                state[name] = row.expand(batch_size, *row.shape[1:]).clone()
+        if not self._is_stateful:
+            return {}
+        state = {name: self.transforms.get_buffer(name) for name in self._held}
+        state.update(self.start.named_buffers())
+        for name, row in state.items():
+            state[name] = row.expand(batch_size, *row.shape[1:]).clone()
         return state
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tree, ...]:
@@ -181,13 +186,16 @@ class DeployedPolicy(nn.Module):
         A program that is exported with a batch of 1 takes no other batch.
         """
         zeros = spaces.zeros(self._space, batch_size, self._device)
-        state = self.initial_state(batch_size)
-        return (_plain(self._space, zeros), state)[: 1 + self._is_stateful]
+        observation = _plain(self._space, zeros)
+        if not self._is_stateful:
+            return (observation,)
+        return observation, self.initial_state(batch_size)
 
     def dynamic_shapes(self) -> dict[str, Any]:
         """The argument of `torch.export.export` that leaves the batch size open."""
-        batch: Any = itertools.repeat({0: torch.export.Dim("batch")})
-        shapes = rows.builder(self.example_inputs(1))(batch)
+        # The first dimension of every tensor is the batch.
+        dimensions: Any = itertools.repeat({0: torch.export.Dim("batch")})
+        shapes = rows.builder(self.example_inputs(1))(dimensions)
         return dict(zip(("observation", "state"), shapes, strict=False))
 
     def onnx_names(self) -> dict[str, list[str]]:
@@ -219,57 +227,54 @@ class DeployedPolicy(nn.Module):
         if got != needed:
             remedy = "Start with `module.initial_state(batch_size)`"
             raise ValueError(refusal(OWNER, f"state must hold {needed}", got, remedy))
-        (action, following), held = self._call(state, self._act, raw, state)
+        (action, next_state), held = self._with_state(state, self._act, raw, state)
         action = _plain(self._action_space, action)
         if not needed:
             return action
-        following.update(held)
-        return action, {name: following[name].detach() for name in needed}
+        next_state.update(held)
+        return action, {name: next_state[name].detach() for name in needed}
 
     def _copy_functions(self, copies: Copies) -> nn.ModuleList:
-        """Replaces functions by copies. Returns the modules that those hold."""
-        known = list(self.modules())
-        copies.update({id(module): module for module in known})
-        number = len(copies)
-        for module in known:
+        """Replaces functions by copies. Returns the outermost modules that these name."""
+        modules = list(self.modules())
+        # Functions that name one of them get it, and not a second copy.
+        copies.update({id(module): module for module in modules})
+        number_before = len(copies)
+        for module in modules:
             for name, value in vars(module).items():
                 if callable(value) and not isinstance(value, nn.Module | type):
                     vars(module)[name] = _copied(value, copies)
-        values = list(copies.values())[number:]
-        found = [value for value in values if isinstance(value, nn.Module)]
-        inner = {child for module in found for child in module.children()}
-        return nn.ModuleList(module for module in found if module not in inner)
+        added = itertools.islice(copies.values(), number_before, None)
+        named = [value for value in added if isinstance(value, nn.Module)]
+        inner = {child for module in named for child in module.children()}
+        return nn.ModuleList(module for module in named if module not in inner)
 
-    def _call(
+    def _with_state(
         self, state: State, function: Callable[..., Any], *args: Any
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Calls a function while transforms hold this state.
-
-        Returns its result, and the state that the transforms hold then.
-        """
-        held = places_of(self.transforms)
-        names = [name for name in self._held if name in state]
-        places = [held[name] for name in names]
-        own = swap(places, [state[name].clone() for name in names])
+        """Calls a function while transforms hold a state. Returns its result, and theirs then."""
+        place_of = places_of(self.transforms)
+        places = [place_of[name] for name in self._held]
+        own = swap(places, [state[name].clone() for name in self._held])
         try:
             result = function(*args)
         finally:
-            left = swap(places, own)
-        return result, dict(zip(names, left, strict=True))
+            next_rows = swap(places, own)
+        return result, dict(zip(self._held, next_rows, strict=True))
 
     def _act(self, raw: Value, state: State) -> tuple[Value, State]:
         """The action, and the part of the next state that no transform holds."""
         is_first = state.get("is_first")
         root = {"observation": self._observe(raw, is_first)}
-        own = {name: state[name] for name in self._signature.policy_state}
-        if own:
-            root |= policies.following(self._signature, own, state["is_first"])
+        policy_state = {name: state[name] for name in self._signature.policy_state}
+        if policy_state:
+            root |= policies.following(self._signature, policy_state, state["is_first"])
         number = _num_rows(raw)
         td: Any = tensordict(root, number)
         action: Any = self.policy(td)
         parts = spaces.children(self._signature.single_action_space) or {}
         if isinstance(action, TensorDictBase) and set(action.keys()) != set(parts):
-            td = action
+            td = action  # the root, and not an action of a Dict space
             action = td["action"]
         if not isinstance(action, Tensor | TensorDictBase):
             got = type(action).__name__
@@ -277,17 +282,16 @@ class DeployedPolicy(nn.Module):
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
         policies.check("deploy", self._signature, td, number)
-        following: dict[str, Tensor] = {name: td["next", name] for name in own}
+        next_state: dict[str, Tensor] = {name: td["next", name] for name in policy_state}
         if is_first is not None:
-            following["is_first"] = torch.zeros_like(is_first)
-        return action, following
+            next_state["is_first"] = torch.zeros_like(is_first)
+        return action, next_state
 
     def _observe(self, raw: Value, is_first: Tensor | None) -> Any:
         """The observation that the policy reads.
 
-        As an env does: a step of every row, and then a reset of the rows that start an episode.
-        Until it ends, a row has neither terminated nor been truncated. Transforms that do the same
-        in both come first, once.
+        As in an env, every row takes a step, and then the rows that start an episode are reset.
+        Stateless transforms below the others do the same in both, so they run once.
         """
         number = _num_rows(raw)
         running = torch.zeros(number, 1, dtype=torch.bool, device=self._device)
@@ -296,14 +300,14 @@ class DeployedPolicy(nn.Module):
         for transform in self.transforms[: self._num_stateless]:
             td = transform.step(td)
         initial = tensordict({"observation": td["observation"].clone()}, number)
-        remaining = self.transforms[self._num_stateless :]
+        above = self.transforms[self._num_stateless :]
         mask = None if is_first is None else RowMask(is_first)
         try:
-            for transform in remaining:
+            for transform in above:
                 td = transform.step(td)
             observation = td["observation"]
             if mask is not None and mask.any():
-                for transform in remaining:
+                for transform in above:
                     initial = transform.reset(initial, mask)
                 observation = mask.where(initial["observation"], observation)
         except KeyError as error:
@@ -320,13 +324,13 @@ class DeployedPolicy(nn.Module):
             return self._space
         raw = self._sample()
         is_first = torch.tensor([[True], [False]], device=self._device)
-        observe = functools.partial(self._call, self.initial_state(2), self._observe)
+        observe = functools.partial(self._with_state, self.initial_state(2), self._observe)
         expected, _ = observe(raw, is_first)
         for key in list(needed):
             others = raw.exclude(key)
             try:
                 observation, _ = observe(others, is_first)
-            except Exception:  # a transform needs the entry
+            except Exception:  # a transform reads the entry
                 continue
             if _equal(observation, expected):
                 raw = others
@@ -354,13 +358,13 @@ class DeployedPolicy(nn.Module):
             got = f"changes of {written}" if written else "two results"
             remedy = "Declare state with PolicyState or EnvBuffer, and put modules into eval mode"
             raise ValueError(refusal("deploy", must, got, remedy))
-        calls = policies.FirstCalls("deploy", self)
+        calls = policies.FirstCalls("deploy", self)  # refuses state outside of the module
         for _ in range(policies.NUM_FIRST_CALLS):
             calls(*inputs)
         read = {tensor for tensor in calls.read.values() if isinstance(tensor, nn.Parameter)}
         if not read <= set(self.parameters()):
             must = "policy must name each module that it computes with"
-            raise TypeError(refusal("deploy", must, "a parameter that was not copied", NAMED))
+            raise TypeError(refusal("deploy", must, "a parameter that was not copied", PASS_MODULE))
         action = first[0] if self._is_stateful else first
         action = _value(self._action_space, action, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
@@ -369,9 +373,9 @@ class DeployedPolicy(nn.Module):
         import torchwrap
 
         state = {}
-        for name, (shape, dtype) in _shapes(self.initial_state(1)).items():
-            described = {"shape": list(shape[1:])}
-            state[name] = {**described, "dtype": str(dtype).removeprefix("torch.")}
+        for name, row in self.initial_state(1).items():
+            dtype = str(row.dtype).removeprefix("torch.")
+            state[name] = {"shape": list(row.shape[1:]), "dtype": dtype}
         return {
             "torchwrap": torchwrap.__version__,
             "env": env._name(),
@@ -392,10 +396,10 @@ class _Detached(OperatorMode):
 
 
 class _Function:
-    """A function of copies of the variables that it names."""
+    """A function that computes with copies of the variables that it names."""
 
     def __init__(self, function: FunctionType, copies: Copies) -> None:
-        copies[function] = self  # it may name itself
+        copies[function] = self  # first, because the function may name itself
         self.function = function
         self.variables: dict[str, Any] = {}
         for name, value in policies.variables_of(function).items():
@@ -405,6 +409,7 @@ class _Function:
 
     @functools.cached_property
     def _copy(self) -> FunctionType:
+        # Made when it is called, because a cell cannot be copied or pickled.
         function: Any = self.function
         code = function.__code__
         # Without `__name__`, by which Dynamo would find the original variables.
@@ -416,9 +421,9 @@ class _Function:
         cells = []
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             cells.append(CellType(self.variables[name]) if name in self.variables else cell)
-        found = FunctionType(code, variables, None, self.defaults, tuple(cells))
-        found.__kwdefaults__ = self.keywords
-        return found
+        copied = FunctionType(code, variables, None, self.defaults, tuple(cells))
+        copied.__kwdefaults__ = self.keywords
+        return copied
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._copy(*args, **kwargs)
@@ -430,17 +435,13 @@ class _Function:
 
 
 def _copied(value: Any, copies: Copies) -> Any:
-    """A deep copy of a module, a function, or what a function names.
-
-    `copies` has earlier ones by the id of the original, as `copy.deepcopy` keeps them, and those of
-    functions by the function.
-    """
+    """A deep copy of a module, a function, or a variable of a function, unless there is one."""
     if isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
         value = policies.uncompiled(value)
         return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
-        # A plain object may hold what cannot be copied, and what a policy does not need.
+        # Of a plain object with modules, the other attributes stay: some cannot be copied.
         attributes = list(getattr(holder, "__dict__", {}).values())
         others = [part for part in attributes if not isinstance(part, nn.Module)]
         if len(others) < len(attributes):
@@ -454,7 +455,7 @@ def _copied(value: Any, copies: Copies) -> Any:
             return copy.deepcopy(value, copies)
     except Exception as error:
         must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
-        raise TypeError(refusal("deploy", must, f"{error!r}", NAMED)) from error
+        raise TypeError(refusal("deploy", must, f"{error!r}", PASS_MODULE)) from error
 
 
 def _shapes(state: State) -> dict[str, Any]:
@@ -466,21 +467,12 @@ def _shapes(state: State) -> dict[str, Any]:
 
 def _equal(first: Any, second: Any, tolerance: float = 0) -> bool:
     """Whether two nested values have the same keys, and equal tensors. NaN equals NaN."""
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
     others: list[Tensor] = []
-    if rows.flatten(first, found) != rows.flatten(second, others):
+    if rows.flatten(first, leaves) != rows.flatten(second, others):
         return False
-    close = functools.partial(torch.allclose, rtol=tolerance, atol=tolerance / 1e5, equal_nan=True)
-    return all(map(close, found, others))
-
-
-def _env_buffers(root: nn.Module) -> list[str]:
-    """The names of the buffers with one row per env."""
-    found = []
-    for prefix, module in root.named_modules():
-        for name in getattr(module, "_env_buffer_names", ()):
-            found.append(f"{prefix}.{name}".removeprefix("."))
-    return found
+    close = functools.partial(torch.allclose, rtol=tolerance, atol=1e-5 * tolerance, equal_nan=True)
+    return all(map(close, leaves, others))
 
 
 def _paths(name: str, space: Space[Any]) -> list[str]:
@@ -520,16 +512,17 @@ def _deployable(
     without: Names,
     faults: Faults,
 ) -> tuple[list[Transform], dict[str, Space[Any]]]:
-    """The transforms of the module, innermost first, and the spaces below them."""
+    """The transforms of the module, innermost first, and the spaces of raw values below them."""
     _check_without(env, without)
     kept: list[Transform] = []
     hooks_of = {"observation": ("step", "reset"), "action": ("action",)}
-    below_all = {name: getattr(env.unwrapped, f"single_{name}_space") for name in hooks_of}
+    raw_spaces = {name: getattr(env.unwrapped, f"single_{name}_space") for name in hooks_of}
     for part, below, above in _parts(env):
         if not _is_named(part, without):
             if _deployed(part, faults) is not None:
                 kept.append(part)  # type: ignore[arg-type]
             continue
+        # The caller takes over this part, and with it those below: the space above is raw.
         for name, hooks in hooks_of.items():
             space = getattr(above, f"single_{name}_space")
             if space == getattr(below, f"single_{name}_space"):
@@ -537,8 +530,8 @@ def _deployable(
             if any(_overrides(other, hooks) for other in kept):
                 must = f"without must name the transforms below {type(part).__name__} too"
                 raise ValueError(refusal("deploy", must, remedy=f"They change the {name}"))
-            below_all[name] = space
-    return kept, below_all
+            raw_spaces[name] = space
+    return kept, raw_spaces
 
 
 def _check_without(env: Env, without: Names) -> None:
@@ -590,18 +583,17 @@ def _deployed(part: Part, faults: Faults) -> Transform | None:
         return None
 
 
-def _frozen(
-    kept: Sequence[Transform],
+def _freeze(
+    transforms: Compose,
     observations: Sequence[str],
     without: Names,
-    copies: Copies,
+    device: torch.device,
     faults: Faults,
-) -> tuple[Compose, list[str]]:
-    """Copies in eval mode with one initial row of state, replaced by their `deployed()`.
+) -> list[str]:
+    """Sets eval mode and one initial row of state, and replaces transforms by their `deployed()`.
 
-    Returns also a description of each copy before it is replaced.
+    Returns a description of each before it is replaced.
     """
-    transforms = Compose(copy.deepcopy(kept, copies))
     transforms.eval()
     for module in list(transforms.modules()):
         if isinstance(module, ObservationGroups) and set(module.parts) & set(observations):
@@ -611,45 +603,37 @@ def _frozen(
         if isinstance(module, BatchedModule):
             module._warn_untrained(OWNER)
             for name in module._env_buffer_names:
-                _keep_first_row(module, name)
+                setattr(module, name, torch.zeros_like(module.get_buffer(name)[:1]))
+            module.allocate(1, device)  # sets those that have another initial value
     replacements: list[tuple[Compose, str, Transform]] = []
     for compose in list(transforms.modules()):
         if isinstance(compose, Compose):
             for name, part in list(compose._modules.items()):
-                found: Transform | None = part
+                replacement: Transform | None = part
                 if not isinstance(part, Compose):
-                    found = None if _is_named(part, without) else _deployed(part, faults)
-                if found is None or type(found) is Transform:  # the identity
+                    replacement = None if _is_named(part, without) else _deployed(part, faults)
+                if replacement is None or type(replacement) is Transform:  # the identity
                     delattr(compose, name)
                 else:
-                    replacements.append((compose, name, found))
+                    replacements.append((compose, name, replacement))
     # without the addresses of functions
     described = [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in transforms]
-    for compose, name, found in replacements:
-        compose.add_module(name, found)
+    for compose, name, replacement in replacements:
+        compose.add_module(name, replacement)
     for module in transforms.modules():
         if isinstance(module, Transform):
-            # In the env. A batch may have any size here.
+            # A Compose would check results of hooks, and refuse another number of rows.
             module._checked = dict.fromkeys(("action", "step", "reset"))
         if any(isinstance(child, Stream) for child in module.children()):
             faults[type(module).__name__] = "it draws random numbers"
-    return transforms, described
-
-
-def _keep_first_row(module: BatchedModule, name: str) -> None:
-    """Makes an env buffer hold the initial value of one row."""
-    declared = getattr(type(module), name, None)
-    row = torch.zeros_like(module.get_buffer(name)[:1])
-    if isinstance(declared, EnvBuffer):
-        row = declared.allocate(module, 1, row.device)
-    setattr(module, name, row)
+    return described
 
 
 def _ignores_starts(transform: Transform) -> bool:
     """Whether the transform computes the same whether or not a row starts an episode."""
     hooks = (type(transform).step, type(transform).reset)
-    same = [(kind.step, kind.reset) for kind in (Transform, ObservationTransform)]
-    return hooks in same and not _env_buffers(transform)
+    stateless = [(kind.step, kind.reset) for kind in (Transform, ObservationTransform)]
+    return hooks in stateless and not transform._paths("_env_buffer_names")
 
 
 def _unusable(faults: Faults) -> ValueError:
@@ -663,18 +647,18 @@ def _unusable(faults: Faults) -> ValueError:
 
 def _described(space: Space[Any]) -> dict[str, Any]:
     """A space as JSON: its kind, and for a leaf its shape, dtype and bounds."""
-    found: dict[str, Any] = {"type": type(space).__name__}
+    described: dict[str, Any] = {"type": type(space).__name__}
     children = spaces.children(space)
     if children is not None:
-        found["spaces"] = {key: _described(child) for key, child in children.items()}
-        return found
-    found["shape"] = list(space.shape or ())
-    found["dtype"] = str(space.dtype)
+        described["spaces"] = {key: _described(child) for key, child in children.items()}
+        return described
+    described["shape"] = list(space.shape or ())
+    described["dtype"] = str(space.dtype)
     if not isinstance(space, gym_spaces.MultiBinary):
         for name in ("low", "high", "n", "start", "nvec"):
             if hasattr(space, name):
-                found[name] = _bound(getattr(space, name))
-    return found
+                described[name] = _bound(getattr(space, name))
+    return described
 
 
 def _bound(bound: Any) -> Any:

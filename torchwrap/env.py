@@ -442,9 +442,9 @@ class Env(BatchedModule):
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
-        names = self._paths("_env_buffer_names")
+        names = set(self._paths("_env_buffer_names"))
         if not per_env:
-            names |= self._paths("_state_buffer_names") | self.state_dict().keys()
+            names.update(self._paths("_state_buffer_names"), self.state_dict())
         return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
     def load_state_dict(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import materialize, no_zero
+from torchwrap._core.rows import is_host_readable, materialize
 
 # A value counts if its difference from the reference is below the limit. Sums of float64 squares
 # then stay finite.
@@ -109,7 +109,9 @@ class RunningMeanStd(BatchedModule):
         buffers: Any = self._buffers  # `nn.Module.__getattr__` is slow
         count = buffers["count"]
         rows = materialize(rows)
-        if len(rows) and not no_zero(count):
+        # A graph and a device compute references in each step: the host does not see the counts.
+        has_references = is_host_readable(count) and bool(count.all())
+        if len(rows) and not has_references:
             self._set_first_references(rows.detach().to(self.reference.dtype), mask)
         differences = rows - buffers["reference"]
         values = differences.detach() if differences.requires_grad else differences
@@ -168,8 +170,9 @@ class RunningMeanStd(BatchedModule):
         scale = var.add_(epsilon).rsqrt_()
         dtype = self.reference.dtype
         # All rows share them.
-        constants = [materialize(value.to(dtype)) for value in (shift, scale)]
-        return [self.reference, *constants]
+        shift = materialize(shift.to(dtype))
+        scale = materialize(scale.to(dtype))
+        return [self.reference, shift, scale]
 
     def sums(self) -> Tensor:
         """Totals, squares and counts, float64, `(3, *shape)`."""

@@ -189,7 +189,7 @@ class BatchedModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
-        loaded = self.state_dict().keys() | self._paths("_state_buffer_names")
+        loaded = {*self.state_dict(), *self._paths("_state_buffer_names")}
         held = chain(
             self.named_parameters(remove_duplicate=False),
             self.named_buffers(remove_duplicate=False),
@@ -206,11 +206,11 @@ class BatchedModule(nn.Module):
                 setattr(self.get_submodule(parent), name, tensor)
             raise
 
-    def _paths(self, kind: str) -> set[str]:
+    def _paths(self, kind: str) -> list[str]:
         """The paths of all buffers whose modules name them in the attribute `kind`."""
-        paths: set[str] = set()
+        paths: list[str] = []
         for prefix, module in self.named_modules():
-            paths.update(f"{prefix}.{name}".lstrip(".") for name in getattr(module, kind, ()))
+            paths += [f"{prefix}.{name}".lstrip(".") for name in getattr(module, kind, ())]
         return paths
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

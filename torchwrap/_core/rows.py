@@ -105,11 +105,6 @@ def is_host_readable(tensor: Tensor) -> bool:
     return tensor.is_cpu and not is_traced(tensor)
 
 
-def no_zero(tensor: Tensor) -> bool:
-    """True if the host knows, without a device sync, that no element is 0."""
-    return is_host_readable(tensor) and bool(tensor.all())
-
-
 def materialize(tensor: Tensor) -> Tensor:
     """Stores an intermediate result of a compiled graph, such as statistics that all rows share.
 

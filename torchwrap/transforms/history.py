@@ -56,11 +56,7 @@ class _Frames(BatchedModule):
         self.frames.copy_(frames)
         return frames
 
-    def restart(
-        self,
-        initial: Tensor,
-        mask: RowMask,
-    ) -> Tensor:
+    def restart(self, initial: Tensor, mask: RowMask) -> Tensor:
         """Starts an episode with an initial frame in the rows of the mask.
 
         Returns the frames. Other rows are 0 or unspecified.
@@ -94,23 +90,18 @@ class _History(Transform):
             raise ValueError(refusal(type(self).__name__, must, repr(padding_type)))
         self.padding_type = copy.deepcopy(padding_type)
 
-    def _make_frames(
-        self,
-        space: Space[Any],
-        signature: Signature,
-        size: int,
-    ) -> None:
-        member = self.padding_type
-        is_member = not isinstance(member, str)
-        if is_member and not space.contains(member):
+    def _make_frames(self, space: Space[Any], signature: Signature, size: int) -> None:
+        padding_type = self.padding_type
+        is_member = not isinstance(padding_type, str)
+        if is_member and not space.contains(padding_type):
             must = f"padding_type must be in {space}"
-            raise ValueError(refusal(type(self).__name__, must, repr(member)))
-        repeats_initial = not is_member and member == "reset"
+            raise ValueError(refusal(type(self).__name__, must, repr(padding_type)))
+        repeats_initial = not is_member and padding_type == "reset"
         self.frames_of = {}
         for path, leaf in spaces.leaves(space):
             padding = spaces.zeros(leaf, 1, signature.device)[0]
             if is_member:
-                entry = np.asarray(spaces.entry(member, path), leaf.dtype)
+                entry = np.asarray(spaces.entry(padding_type, path), leaf.dtype)
                 padding = torch.tensor(entry, device=signature.device)
             self.frames_of[path] = _Frames(padding, size, signature.num_envs, repeats_initial)
         self.histories = nn.ModuleList(self.frames_of.values())  # registers their buffers
@@ -131,11 +122,7 @@ class _ObservationHistory(_History):
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
 
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         def restart(path: Path, initial: Tensor) -> Tensor:
             return self._output(self.frames_of[path].restart(initial, mask))
 
@@ -147,11 +134,7 @@ class _ActionHistory(_History):
 
     padding_types = ("zero",)
 
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         for frames in self.frames_of.values():
             frames.clear(mask)
         return td
@@ -232,11 +215,7 @@ class _Delay(_History):
         self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
         self.delay = delay
 
-    def _make_delays(
-        self,
-        space: Space[Any],
-        signature: Signature,
-    ) -> Signature:
+    def _make_delays(self, space: Space[Any], signature: Signature) -> Signature:
         self._make_frames(space, signature, self.longest + 1)
         if isinstance(self.delay, Tensor):
             if len(self.delay) != signature.num_envs:
@@ -254,10 +233,11 @@ class _Delay(_History):
             raise ValueError("its delay depends on the env")
         return self
 
-    def _draw_delays(self, mask: RowMask) -> None:
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         if self.is_drawn:
             delays = random.integers(self.stream.key(), self.shortest, self.longest + 1)
             mask.assign_(self.delays, delays)
+        return super().reset(td, mask)
 
     def _output(self, frames: Tensor) -> Tensor:
         index = self.longest - self.delays  # the oldest frame has index 0
@@ -291,14 +271,6 @@ class DelayObservation(_Delay, _ObservationHistory):
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_observation_space, signature)
 
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
-        self._draw_delays(mask)
-        return super().reset(td, mask)
-
 
 class DelayAction(_Delay, _ActionHistory):
     """Delays actions by a number of steps, as actuators and networks do.
@@ -326,14 +298,6 @@ class DelayAction(_Delay, _ActionHistory):
 
     def action(self, action: Value) -> Value:
         return self._append(action)
-
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
-        self._draw_delays(mask)
-        return super().reset(td, mask)
 
 
 class _FilteredAction(_ActionHistory):
@@ -459,8 +423,8 @@ class LastActionObservation(_ActionHistory, AugmentedObservation):
         return self._add_space(signature, self.key, self.action_space)
 
     def action(self, action: Value) -> Value:
-        for path, _ in spaces.leaves(self.action_space):
-            self.frames_of[path].append(spaces.entry(action, path))
+        for path, frames in self.frames_of.items():
+            frames.append(spaces.entry(action, path))
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -469,11 +433,7 @@ class LastActionObservation(_ActionHistory, AugmentedObservation):
 
         return self._add_entry(td, spaces.build(self.action_space, latest, td.batch_size[0]))
 
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         return self.step(super().reset(td, mask))
 
 
@@ -538,11 +498,7 @@ class StickyAction(_History):
         self.has_acted.fill_(True)
         return spaces.apply(choose, action)
 
-    def reset(
-        self,
-        td: TensorDict,
-        mask: RowMask,
-    ) -> TensorDict:
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         mask.fill_(self.has_acted, False)
         mask.fill_(self.repeats_left, 0)
         return td
