@@ -190,6 +190,4 @@ def _compiled_collector(collector: Collector, settings: Settings) -> Rollout:
             stored[OUTSIDE] = torch.stack(outside).any()
         return stored, following
 
-    root: Root = {**policy.initial(env.signature)}
-    root["observation"] = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-    return Rollout(collector, step, root, settings)
+    return Rollout(collector, step, env._root_like(env.device), settings)

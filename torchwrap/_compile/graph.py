@@ -229,22 +229,23 @@ class Scan:
 
     def _scan(self, *tensors: Tensor) -> list[Tensor]:
         """The function of the graph. It writes to the buffers."""
+        num_written = len(self.step.written)
         end = self.num_buffers + self.num_leaves
+        # The written buffers and the root change from step to step. The step takes all tensors.
         carried = [*self.step.written, *range(self.num_buffers, end)]
         others = [index for index in range(len(tensors)) if index not in carried]
-        number = len(carried)
+        num_carried = len(carried)
 
         def body(*given: Tensor) -> list[Tensor]:
+            unchanged = given[num_carried + 1 :]  # after the slice of `steps`
             arguments = dict(zip(carried, given, strict=False))
-            arguments.update(zip(others, given[number + 1 :], strict=True))
-            ordered = [arguments[index] for index in sorted(arguments)]
-            results = self.step.graph(*ordered)
+            arguments.update(zip(others, unchanged, strict=True))
+            results = self.step.graph(*[arguments[index] for index in sorted(arguments)])
             # Copies, because what the operator returns must not share memory.
             copies = [result.clone(memory_format=torch.contiguous_format) for result in results]
-            written = copies[: len(self.step.written)]
-            following = copies[-self.num_leaves :]
-            stored = copies[len(written) : -self.num_leaves]
-            return [*written, *following, *stored]
+            root = copies[-self.num_leaves :]
+            stored = copies[num_written : -self.num_leaves]
+            return [*copies[:num_written], *root, *stored]
 
         first = [tensors[index].contiguous() for index in carried]
         unchanged = [tensors[index] for index in others]
@@ -252,7 +253,8 @@ class Scan:
         results = flat_scan_operator(body, first, [steps], unchanged)
         for index, value in zip(self.step.written, results, strict=False):
             tensors[index].copy_(value)
-        return [*results[number:], *results[number - self.num_leaves : number]]
+        root = results[num_written:num_carried]
+        return [*results[num_carried:], *root]
 
 
 class Loop:

@@ -81,15 +81,14 @@ class Inputs:
 
         Returns its result, and the names of the tensors that it replaced instead of writing to.
         """
-        places = list(self.places.values())
         given = [tensors[index] for index in self.indices]
-        own = swap(places, given)
+        own = swap(self.places, given)
         try:
             result = function(*values)
         finally:
-            found = swap(places, own)
-        paths = zip(self.places, given, found, strict=True)
-        return result, [_name(path) for path, before, after in paths if after is not before]
+            left = swap(self.places, own)
+        held = zip(self.names, given, left, strict=True)
+        return result, [name for name, before, after in held if after is not before]
 
     def _scan(self) -> None:
         """Finds the modules and tensors again."""
@@ -97,14 +96,17 @@ class Inputs:
         container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
         named = dict(container.named_modules())
         modules = list(named.values())[1:]
-        if not _same(modules, self.modules):  # the old ones never come back
-            self._known.clear()
+        if not _same(modules, self.modules):
+            self._known.clear()  # the old modules never come back
         self.modules = modules
-        self.places = places_of(container)
-        held = [store[name] for store, name in self.places.values()]
-        for path, tensor in zip(self.places, held, strict=True):
+        place_of = places_of(container)
+        self.places = list(place_of.values())
+        # A path begins with the index of its root.
+        self.names = [path.partition(".")[2] for path in place_of]
+        held = [store[name] for store, name in self.places]
+        for name, tensor in zip(self.names, held, strict=True):
             if is_lazy(tensor):
-                must = f"{_name(path)} must hold its values in memory"
+                must = f"{name} must hold its values in memory"
                 remedy = "Replace it by its `clone()`"
                 raise ValueError(refusal("compile", must, "a lazy tensor", remedy))
         distinct: dict[int, Tensor] = {id(tensor): tensor for tensor in held}
@@ -116,32 +118,30 @@ class Inputs:
         for hooks in self._hooks:
             functions += chain.from_iterable(map(_parts, hooks.values()))
         key = (
-            *(tuple(named), tuple(self.places), tuple(self.indices)),
+            *(tuple(named), tuple(place_of), tuple(self.indices)),
             *map(id, functions),
             tuple(map(len, self._hooks)),
             tuple([module.training for module in modules]),
             tuple(map(layout, self.tensors)),
             *_autocast(),
         )
-        # As long as the functions are held, no others have their ids.
+        # The functions are held with the graphs, so that no others get their ids.
         self._known[key] = self._known.pop(key, (functions, {}))
+        _, self.graphs = self._known[key]
         for oldest in list(self._known)[:-_MAX_KEYS]:
             del self._known[oldest]
-        self.graphs = self._known[key][1]
 
     def _watch(self) -> None:
         """Notes what `current` compares."""
-        watched = list(self.places.values())
+        watched = list(self.places)
         self._hooks: list[dict[int, Any]] = []
-        children: list[dict[str, Any]] = []
         for module in self.modules:
             watched += [(module._modules, name) for name in module._modules]  # type: ignore[misc]
             watched.append((vars(module), "training"))
-            children.append(module._modules)
             self._hooks += [module._forward_pre_hooks, module._forward_hooks]
-        self._stores = [store for store, _ in watched]
-        self._names = [name for _, name in watched]
-        self._keyed: list[dict[Any, Any]] = [*children, *self._hooks]
+        self._watched = tuple(zip(*watched, strict=True))  # dicts, and a key in each
+        children: Any = [module._modules for module in self.modules]
+        self._keyed: list[dict[Any, Any]] = [*children, *self._hooks]  # dicts with all their keys
         self._observed = self._observe()
         self._guard = layout_guard(self.tensors)
 
@@ -149,7 +149,7 @@ class Inputs:
         """The roots, tensors, modules, modes, and the keys of children and hooks."""
         found = [*self.find_roots(), *_autocast()]
         found += chain.from_iterable(filter(None, self._keyed))
-        found += map(dict.get, self._stores, self._names)
+        found += map(dict.get, *self._watched)
         return found
 
 
@@ -167,11 +167,6 @@ def repeated(leaves: Sequence[Tensor]) -> list[int]:
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
-
-
-def _name(path: str) -> str:
-    """The name of a tensor in its root, whose index comes first in the path."""
-    return path.partition(".")[2]
 
 
 def _autocast() -> list[object]:

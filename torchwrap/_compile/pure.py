@@ -111,10 +111,8 @@ class PureEnv:
         seed = torch.zeros((), dtype=torch.int64, device=device)
         mask = torch.ones(num_envs, dtype=torch.bool, device=device)
         action = spaces.zeros(env.single_action_space, num_envs, device)
-        initial = policy.initial(env.signature)
-        policy_state = {name: initial[name] for name in env.signature.policy_state}
-        root: Root = {**initial}
-        root["observation"] = spaces.zeros(env.single_observation_space, num_envs, device)
+        root = env._root_like(device)
+        policy_state = {name: root[name] for name in env.signature.policy_state}
         state: Any = {"buffers": TensorDict(buffers, []), **root}
         self._layout = _layout(TensorDict(state, []))
         self._init = self._function(self._init_all, inputs, seed)
@@ -201,11 +199,10 @@ class PureEnv:
     def _function(self, function: Function, inputs: Inputs, *values: Nested) -> PureFunction:
         """A function of the env's tensors. What it writes belongs to the state."""
         pure_function = PureFunction(without_generators(function), inputs, values)
-        paths = list(inputs.places)
         for index in pure_function.written:
             if index not in self._names:
-                path = paths[inputs.indices.index(index)].partition(".")[2]
-                must = f"the buffer {path} must be in snapshots, because a step writes to it"
+                name = inputs.names[inputs.indices.index(index)]
+                must = f"the buffer {name} must be in snapshots, because a step writes to it"
                 remedy = "Declare it as an EnvBuffer, or use register_state_buffer"
                 raise ValueError(refusal("pure", must, remedy=remedy))
         return pure_function

@@ -55,44 +55,47 @@ def scan(
     """
     validation.function("scan", "function", function)
     layout = _layout("carry", carry)
-    number = _number_of_steps(xs)
-    leaves = rows.leaves(xs)
-    first = _copies(carry)
-    if not first:
+    num_steps = _number_of_steps(xs)
+    x_leaves = rows.leaves(xs)
+    carried = _copies(carry)
+    if not carried:
         raise ValueError(refusal("scan", "carry must hold a tensor", remedy="Carry a counter"))
+    # With the given order of keys: another would make `torch.compile` compile the next call again.
     build_carry = rows.builder(carry)
     build_x = rows.builder(_first_slice(xs))
 
-    def body(carry: list[Tensor], x: list[Tensor]) -> Any:
+    def body(carried: list[Tensor], x: list[Tensor]) -> Any:
         # Copies, because the operator allows no writes to what it is given.
-        given = build_carry(iter(_copies(tuple(carry))))
-        result = function(given, build_x(iter(_copies(tuple(x)))))
+        carry = build_carry(iter(_copies(tuple(carried))))
+        result = function(carry, build_x(iter(_copies(tuple(x)))))
         if not isinstance(result, tuple) or len(result) != 2:
             must = "function must return a tuple of the next carry and an output"
             raise TypeError(refusal("scan", must, type(result).__name__))
-        following, output = result
-        _check_same("carry", layout, following)
-        _layout("output", output)
-        return _copies(following), _encoded(output)
+        next_carry, output = result
+        _check_same("carry", layout, next_carry)
+        _layout("output", output)  # raises for other types
+        return _copies(next_carry), _encoded(output)
 
     if scan_operator is not None and torch.compiler.is_compiling():
-        last, outputs = scan_operator(body, first, leaves, reverse=reverse)
-        # Another order of keys would make `torch.compile` compile the next call again.
-        return _ordered(build_carry(iter(last)), carry), _decoded(outputs)
-    found: list[Any] = []
-    for index in reversed(range(number)) if reverse else range(number):
-        first, encoded = body(first, [leaf[index] for leaf in leaves])
-        output = _decoded(encoded, number_of_new=0)
-        if found:
-            _check_same("output", _layout("output", found[0]), output)
-        found.append(output)
+        carried, encoded = scan_operator(body, carried, x_leaves, reverse=reverse)
+        return build_carry(iter(carried)), _decoded(encoded)
+    outputs: list[Any] = []
+    for index in reversed(range(num_steps)) if reverse else range(num_steps):
+        carried, encoded = body(carried, [leaf[index] for leaf in x_leaves])
+        output = _decoded(encoded, num_new_dims=0)
+        if outputs:
+            _check_same("output", _layout("output", outputs[0]), output)
+        outputs.append(output)
     if reverse:
-        found.reverse()
-    return _ordered(build_carry(iter(first)), carry), _stacked(found)
+        outputs.reverse()
+    return build_carry(iter(carried)), _stacked(outputs)
 
 
 def _layout(name: str, value: Any) -> dict[str, Any]:
-    """Types of containers, and shapes and dtypes of tensors, by their names in error messages."""
+    """Types of containers, and shapes and dtypes of tensors, by their names in error messages.
+
+    Raises a TypeError for values of other types.
+    """
     if isinstance(value, Tensor):
         return {name: (tuple(value.shape), value.dtype)}
     is_tensordict = isinstance(value, TensorDictBase)
@@ -157,8 +160,8 @@ def _stacked(values: list[Any]) -> Any:
     return {key: _stacked([value[key] for value in values]) for key in first}
 
 
-# The operator takes no TensorDict. A dict with one key takes its place and that of a dict: the
-# number of batch dimensions, or -1.
+# The operator takes no TensorDict, and nothing else can leave its body. So a TensorDict and a dict
+# become a dict with one key: the number of batch dimensions, or -1.
 
 
 def _encoded(value: Any) -> Any:
@@ -171,30 +174,18 @@ def _encoded(value: Any) -> Any:
     return {value.batch_dims if isinstance(value, TensorDictBase) else -1: entries}
 
 
-def _decoded(value: Any, number_of_new: int = 1) -> Any:
-    """The inverse. Tensors have this number of new dimensions."""
+def _decoded(value: Any, num_new_dims: int = 1) -> Any:
+    """The inverse. The operator has stacked tensors in a new first dimension."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple):
-        return tuple([_decoded(part, number_of_new) for part in value])
+        return tuple([_decoded(part, num_new_dims) for part in value])
     ((batch_dims, encoded),) = value.items()
-    entries = {key: _decoded(part, number_of_new) for key, part in encoded.items()}
+    entries = {key: _decoded(part, num_new_dims) for key, part in encoded.items()}
     if batch_dims < 0:
         return entries
     first, *_ = rows.leaves(entries)
-    return TensorDict(entries, first.shape[: number_of_new + batch_dims])
-
-
-def _ordered(value: Any, like: Any) -> Any:
-    """A value with its keys in the order of another one."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, tuple):
-        return tuple(map(_ordered, value, like))
-    entries = {}
-    for key in like.keys():
-        entries[key] = _ordered(value[key], like[key])
-    return TensorDict(entries, value.batch_size) if isinstance(value, TensorDictBase) else entries
+    return TensorDict(entries, first.shape[: num_new_dims + batch_dims])
 
 
 def _copies(value: Any) -> list[Tensor]:

@@ -80,16 +80,18 @@ def layout(value: Any) -> Any:
 
 
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
-    """Returns a function that builds a value like this one from its leaves."""
+    """Returns a function that builds a value with the keys of this one from its leaves."""
     if isinstance(value, Tensor):
         return next
     parts = {key: builder(value[key]) for key in _keys(value)}
+    if isinstance(value, tuple):
+        return lambda tensors: tuple([part(tensors) for part in parts.values()])
+    keys = list(value.keys())
     size = tuple(value.batch_size) if isinstance(value, TensorDict) else None
 
     def build(tensors: Iterator[Tensor]) -> Any:
-        values = {key: part(tensors) for key, part in parts.items()}
-        if isinstance(value, tuple):
-            return tuple(values.values())
+        built = {key: part(tensors) for key, part in parts.items()}
+        values = {key: built[key] for key in keys}
         return values if size is None else tensordict(values, *size)
 
     return build
