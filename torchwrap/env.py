@@ -137,6 +137,7 @@ class Env(BatchedModule):
         self.render_mode = render_mode
         self.action_stream = Stream(num_envs, signature.first_index, tag=1, device=device)
         self.action_sampler = spaces.Sampler(signature.single_action_space, device)
+        # Of a Dict or Tuple space, whose actions are TensorDicts, like roots.
         self._action_keys = set(spaces.children(signature.single_action_space) or ())
         self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
@@ -183,8 +184,8 @@ class Env(BatchedModule):
             if isinstance(module, Stream):
                 name = re.sub(r"^(env\.)+", "", path)  # whatever the number of layers above
                 counts[name] += 1
-                is_named = module.tag > 1
-                module.seed(seed, mask, f"{name} {counts[name]}" if is_named else "")
+                is_of_transform = module.tag > 1  # the env's own streams have the tags 0 and 1
+                module.seed(seed, mask, f"{name} {counts[name]}" if is_of_transform else "")
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: Tensor | None = None
@@ -301,16 +302,20 @@ class Env(BatchedModule):
         successor, root = step(action, state)
         return td.set("next", successor), root
 
-    def _with_action(self, root: TensorDict, action: Any) -> Any:
-        """A root with a bare action; `action` itself if it is a root that holds one.
+    def _with_action(self, root: TensorDict, given: Any) -> Any:
+        """A root with a bare action; `given` itself if it is no action, but a root that holds one.
 
         With a bare action, the policy's state does not change in this step.
         """
-        is_bare = isinstance(action, Tensor)
-        if not is_bare and not (self._action_keys and self._is_dict_action(action)):
-            return action
+        is_action = isinstance(given, Tensor)
+        if self._action_keys and isinstance(given, TensorDictBase):
+            # If the space itself has a key "action", only the root holds a TensorDict there.
+            is_root = isinstance(given.get("action", None), TensorDictBase)
+            is_action = set(given.keys()) == self._action_keys and not is_root
+        if not is_action:
+            return given
         entries: dict[str, Any] = dict(root.items())
-        entries["action"] = action
+        entries["action"] = given
         entries.pop("next", None)
         state = {name: root[name] for name in self.signature.policy_state}
         if state:
@@ -421,7 +426,8 @@ class Env(BatchedModule):
         entries: Root = {}
         for key in policy.keys(self.signature):
             value = given[key]
-            if isinstance(value, TensorDict):  # a dict has no batch size
+            if isinstance(value, TensorDict):
+                # A snapshot that was a dict has lost the batch size.
                 value = TensorDict(value.to_dict(), [self.num_envs])
             entries[key] = spaces.to_device(value, self.device).clone()
         rows: RowMask | None = None
@@ -459,13 +465,14 @@ class Env(BatchedModule):
             state_dict = dict(state_dict)
             for name, buffer in self._state_buffers(per_env=True).items():
                 value: Any = state_dict.get(name)
+                num_envs = len(buffer)
                 is_like = isinstance(value, Tensor) and value.dim() == buffer.dim()
-                if not is_like or len(value) == len(buffer):
+                if not is_like or len(value) == num_envs:
                     continue
                 if (value == value[:1]).all():
-                    state_dict[name] = value[:1].repeat_interleave(len(buffer), 0)
+                    state_dict[name] = value[:1].repeat_interleave(num_envs, 0)
                 elif strict:
-                    must = f"{name} must have {len(buffer)} rows, because they differ"
+                    must = f"{name} must have {num_envs} rows, because they differ"
                     remedy = "With strict=False it stays as it is"
                     raise ValueError(refusal(self._name(), must, len(value), remedy))
                 else:
@@ -698,7 +705,7 @@ class Env(BatchedModule):
     def _check_reset_input(
         self, seed: int | None, mask: Tensor | None, options: Options | None
     ) -> int | None:
-        """Returns the seed to use."""
+        """Returns the seed to use. The first reset also warns about untrained statistics."""
         owner = f"{self._name()}.reset"
         is_first = self._status.root is None
         if mask is not None:
@@ -752,15 +759,6 @@ class Env(BatchedModule):
         observation = spaces.zeros(space, signature.num_envs, device)
         return {**policy.initial(signature), "observation": observation}
 
-    def _is_dict_action(self, td: object) -> bool:
-        """True for an action of a Dict or Tuple space, a TensorDict like a root.
-
-        If the space itself has a key "action", only the root holds a TensorDict there.
-        """
-        if not isinstance(td, TensorDictBase) or set(td.keys()) != self._action_keys:
-            return False
-        return not isinstance(td.get("action", None), TensorDictBase)
-
     def _check_step_input(self, td: object, bounds: bool = True) -> None:
         """Raises unless `td` is a root with an action, to which `next` can be written."""
         owner = self._label
@@ -780,7 +778,8 @@ class Env(BatchedModule):
         try:
             spaces.check(owner, "an action", space, action, num_envs, signature.device, bounds)
         except ValueError as error:
-            if space.shape != () or action.shape != (num_envs, getattr(space, "n", 0)):
+            are_scores = space.shape == () and action.shape == (num_envs, getattr(space, "n", 0))
+            if not are_scores:
                 raise
             remedy = "Turn scores into actions with `scores.argmax(-1)`."
             raise ValueError(f"{error} {remedy}") from None

@@ -30,7 +30,7 @@ State = dict[str, Tensor]
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
 # The key of a function contains its number, so that two functions of a step draw independently.
-_DRAWING = {
+_NUMBERS = {
     "initial": 0,
     "transition": 1,
     "observation": 2,
@@ -281,7 +281,7 @@ class FunctionalEnv(Env):
     ) -> Any:
         """Calls a function for each row of the key. None takes the parameters of all envs."""
         function = getattr(self.func_env, name)
-        number = _DRAWING.get(name)
+        number = _NUMBERS.get(name)  # infos get no rng
         if params is None:
             params = self.params if self.parameter_names else {}
 
@@ -300,7 +300,7 @@ class FunctionalEnv(Env):
         batched = with_keywords
         if not getattr(self.func_env, "broadcasts", False):
             batched = torch.vmap(with_keywords)
-        words = key[:5]  # without the ints that all envs share
+        words = key[:5]  # without the tag and the fold: torch.vmap takes no ints
         result = batched(words, params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
@@ -469,15 +469,15 @@ class FunctionalEnv(Env):
         given = rows.leaves((arguments, self.params))
         versions = _versions(given)
         remedy = "Draw from its rng, with torchwrap.random"
-        calls: list[list[Tensor]] = []
+        results: list[list[Tensor]] = []
         for _ in range(2):
             with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
                 try:
                     result = self._call(name, key, *arguments)
-                    calls.append(rows.leaves(result))
+                    results.append(rows.leaves(result))
                 except Exception as error:
                     raise TypeError(_explained(owner, error)) from error
-        others, leaves = calls
+        others, leaves = results
         if _versions(rows.leaves((arguments, self.params))) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
@@ -523,9 +523,9 @@ def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
         given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
         given = given.detach().to(like.device).expand_as(like)
         parameter = given.to(like.dtype)
-        # Floats are rounded. Another dtype holds the value itself.
-        check = torch.isinf if like.is_floating_point() else torch.as_tensor
-        if (check(parameter) != check(given)).any():
+        # A float dtype rounds a value, unless it becomes infinite. Others have to hold it exactly.
+        kept = torch.isinf if like.is_floating_point() else torch.as_tensor
+        if (kept(parameter) != kept(given)).any():
             raise ValueError(f"{like.dtype} cannot hold {value}")
     except (TypeError, ValueError, RuntimeError) as error:
         must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
@@ -597,5 +597,5 @@ def _check_state(
         raise ValueError(refusal(owner, must, list(state)))
     for field, value in state.items():
         buffer = like[field]
-        what = f"{name}[{field!r}]"
-        spaces.check_tensor(owner, what, value, buffer.shape, buffer.dtype, buffer.device)
+        entry = f"{name}[{field!r}]"
+        spaces.check_tensor(owner, entry, value, buffer.shape, buffer.dtype, buffer.device)

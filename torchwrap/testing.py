@@ -76,11 +76,9 @@ class ScriptedEnv(Env):
         device: torch.device | str = "cpu",
     ) -> None:
         device = validation.device("ScriptedEnv", device)
-        lengths: Any = episode_lengths
-        if lengths is None:
-            lengths = 2**63 - 1
-        if not isinstance(lengths, Sequence):
-            lengths = [lengths]
+        lengths = episode_lengths if isinstance(episode_lengths, Sequence) else [episode_lengths]
+        if episode_lengths is None:
+            lengths = [2**63 - 1]
         for length in lengths:
             validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
         if not lengths:
@@ -158,14 +156,14 @@ class _Leaf(nn.Module):
         super().__init__()
         self.dtype = spaces.dtype(leaf)
         self.is_bounded = True
-        # Both of these dtypes hold every whole number that occurs.
+        # It holds every whole number that occurs.
         exact = torch.float64 if self.dtype.is_floating_point else torch.int64
         if isinstance(leaf, gymnasium_spaces.Box):
             self.is_bounded = leaf.is_bounded()
             low = torch.as_tensor(leaf.low, device=device).to(exact)
             width = torch.as_tensor(leaf.high, device=device).to(exact) - low
             if exact is torch.int64:
-                width = width + 1
+                width = width + 1  # both bounds are values
             width = width.where(width > 0, 1)  # a divisor
         else:
             count, start = spaces.counts(leaf)
@@ -281,15 +279,15 @@ def _check_step_results(make: MakeEnv) -> None:
     _require(env.num_envs == NUM_ENVS, f"num_envs must be {NUM_ENVS}, got {env.num_envs}.")
     _require("\n" not in repr(env), f"repr() must return one line, got {env!r}.")
     _require_in_space("reset()", env, env.reset(seed=0))
-    known_layout = None
+    first_layout = None
     for transition, td in _steps(env, _sample_actions(env)):
         successor = transition["next"]
         leaves = successor.items(True, True)
         layout = {key: (tuple(value.shape), value.dtype) for key, value in leaves}
-        is_same = known_layout in (None, layout)
-        got = f"got {known_layout} and {layout}"
-        _require(is_same, f"step() must return the same keys, shapes and dtypes, {got}.")
-        known_layout = layout
+        first_layout = first_layout or layout
+        got = f"got {first_layout} and {layout}"
+        must = f"step() must return the same keys, shapes and dtypes, {got}."
+        _require(layout == first_layout, must)
         _require_in_space("step()", env, successor)
         _require_in_space("step()", env, td)
 
@@ -299,16 +297,16 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
     other = make()
     actions = _sample_actions(env)
     _sample_actions(other)
-    results = []
+    kept = []
     pairs = zip(_steps(env, actions), _steps(other, actions), strict=True)
     for (transition, td), (erased, erased_td) in pairs:
         promise = "changing outputs in place must not change the env"
         _require_equal(transition["next"], erased["next"], promise)
         for result in (transition["next"], td.select("observation")):
-            results.append((result, result.clone()))
-        for erased_result in (erased, erased_td):
-            erased_result.zero_()
-    for result, copy in results:
+            kept.append((result, result.clone()))
+        erased.zero_()
+        erased_td.zero_()
+    for result, copy in kept:
         _require_equal(copy, result, "later steps must not change earlier outputs")
 
 
@@ -431,7 +429,7 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
         _require_equal(expected, result, promise)
         after = result["state"]
         if mask.any():
-            names = _names_of_env_buffers(transform)
+            names = transform._paths("_env_buffer_names")
             before = TensorDict({name: before[name][~mask] for name in names}, [])
             after = TensorDict({name: after[name][~mask] for name in names}, [])
         _require_equal(before, after, "reset(td, mask) must not change rows outside the mask")
@@ -446,14 +444,6 @@ def _reset_transform(
     td = transform.reset(TensorDict({"observation": observation.clone()}, [NUM_ENVS]), rows)
     entries = {"observation": td["observation"][rows.tensor], "state": _buffers(transform)}
     return TensorDict(entries, []).clone()
-
-
-def _names_of_env_buffers(transform: Transform) -> list[str]:
-    names = []
-    for prefix, module in transform.named_modules():
-        for name in getattr(module, "_env_buffer_names", ()):
-            names.append(f"{prefix}.{name}")
-    return names
 
 
 def _check_eval(make: Callable[..., TransformedEnv]) -> None:

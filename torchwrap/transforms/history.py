@@ -56,7 +56,11 @@ class _Frames(BatchedModule):
         self.frames.copy_(frames)
         return frames
 
-    def restart(self, initial: Tensor, mask: RowMask) -> Tensor:
+    def restart(
+        self,
+        initial: Tensor,
+        mask: RowMask,
+    ) -> Tensor:
         """Starts an episode with an initial frame in the rows of the mask.
 
         Returns the frames. Other rows are 0 or unspecified.
@@ -90,7 +94,12 @@ class _History(Transform):
             raise ValueError(refusal(type(self).__name__, must, repr(padding_type)))
         self.padding_type = copy.deepcopy(padding_type)
 
-    def _make_frames(self, space: Space[Any], signature: Signature, size: int) -> None:
+    def _make_frames(
+        self,
+        space: Space[Any],
+        signature: Signature,
+        size: int,
+    ) -> None:
         padding_type = self.padding_type
         is_member = not isinstance(padding_type, str)
         if is_member and not space.contains(padding_type):
@@ -122,7 +131,11 @@ class _ObservationHistory(_History):
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         def restart(path: Path, initial: Tensor) -> Tensor:
             return self._output(self.frames_of[path].restart(initial, mask))
 
@@ -134,7 +147,11 @@ class _ActionHistory(_History):
 
     padding_types = ("zero",)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         for frames in self.frames_of.values():
             frames.clear(mask)
         return td
@@ -215,7 +232,11 @@ class _Delay(_History):
         self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
         self.delay = delay
 
-    def _make_delays(self, space: Space[Any], signature: Signature) -> Signature:
+    def _make_delays(
+        self,
+        space: Space[Any],
+        signature: Signature,
+    ) -> Signature:
         self._make_frames(space, signature, self.longest + 1)
         if isinstance(self.delay, Tensor):
             if len(self.delay) != signature.num_envs:
@@ -233,7 +254,11 @@ class _Delay(_History):
             raise ValueError("its delay depends on the env")
         return self
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         if self.is_drawn:
             delays = random.integers(self.stream.key(), self.shortest, self.longest + 1)
             mask.assign_(self.delays, delays)
@@ -433,7 +458,11 @@ class LastActionObservation(_ActionHistory, AugmentedObservation):
 
         return self._add_entry(td, spaces.build(self.action_space, latest, td.batch_size[0]))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         return self.step(super().reset(td, mask))
 
 
@@ -498,7 +527,11 @@ class StickyAction(_History):
         self.has_acted.fill_(True)
         return spaces.apply(choose, action)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.has_acted, False)
         mask.fill_(self.repeats_left, 0)
         return td

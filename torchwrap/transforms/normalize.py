@@ -68,12 +68,21 @@ class NormalizeObservation(ObservationTransform):
         normalized = spaces.apply(self._update_and_normalize, td["observation"])
         return td.set("observation", normalized)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         initial = mask.gather(td["observation"])
         normalize = functools.partial(self._update_and_normalize, mask=mask.gathered)
         return td.set("observation", mask.spread(spaces.apply(normalize, initial)))
 
-    def _update_and_normalize(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _update_and_normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         statistics = self.statistics_of[path]
         if not self.training:
             return statistics.normalize(rows, self.epsilon)
@@ -106,7 +115,11 @@ class _FrozenNormalization(ObservationTransform):
     def observation(self, observation: Value) -> Value:
         return spaces.apply(self._normalize, observation)
 
-    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
+    def _normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+    ) -> Tensor:
         # The mean is reference + shift, but that sum would lose the last digits of the shift.
         reference, shift, scale = self.get_buffer(self.name_of[path]).unbind()
         return ((rows - reference - shift) * scale).float()
@@ -138,7 +151,11 @@ class NormalizeReward(RewardTransform):
     _standalone = ""  # it is stateful
     discounted_return = EnvBuffer((1,), torch.float64)
 
-    def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+    ) -> None:
         super().__init__()
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
@@ -154,6 +171,10 @@ class NormalizeReward(RewardTransform):
             statistics.update(discounted_return)
         return reward * statistics.scale(self.epsilon)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.discounted_return, 0)
         return td
