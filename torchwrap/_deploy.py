@@ -378,7 +378,7 @@ class DeployedPolicy(nn.Module):
             state[name] = {"shape": list(row.shape[1:]), "dtype": dtype}
         return {
             "torchwrap": torchwrap.__version__,
-            "env": env._name(),
+            "env": env._label,
             "observation": _described(self._space),
             "action": _described(self._action_space),
             "state": state,

@@ -179,11 +179,11 @@ class Collector:
             raise ValueError(
                 refusal(
                     "Collector",
-                    f"td must be a root of {env._name()}, without {sorted(others)}",
+                    f"td must be a root of {env._label}, without {sorted(others)}",
                     remedy=DECLARED,
                 )
             )
-        owner = env._name()
+        owner = env._label
         space = env.single_observation_space
         observation = td["observation"]
         is_last = td is last
@@ -202,7 +202,7 @@ class Collector:
             raise ValueError(
                 refusal(
                     "Collector",
-                    f"td must be the root of the last reset, step or collection of {env._name()}",
+                    f"td must be the root of the last reset, step or collection of {env._label}",
                     "a stale one",
                     _NEXT_ROOT,
                 )

@@ -139,6 +139,7 @@ class Env(BatchedModule):
         self.action_sampler = spaces.Sampler(signature.single_action_space, device)
         # Of a Dict or Tuple space, whose actions are TensorDicts, like roots.
         self._action_keys = set(spaces.children(signature.single_action_space) or ())
+        # The name in messages.
         self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
         self._compiled: CompiledStep | None = None
@@ -199,7 +200,7 @@ class Env(BatchedModule):
 
     def _check_options(self, options: Options) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""
-        raise ValueError(refusal(f"{self._name()}.reset", "options must be None", options))
+        raise ValueError(refusal(f"{self._label}.reset", "options must be None", options))
 
     def _check_usable(self) -> None:
         """Raises if the simulator is gone, so that reset() cannot recover."""
@@ -474,7 +475,7 @@ class Env(BatchedModule):
                 elif strict:
                     must = f"{name} must have {num_envs} rows, because they differ"
                     remedy = "With strict=False it stays as it is"
-                    raise ValueError(refusal(self._name(), must, len(value), remedy))
+                    raise ValueError(refusal(self._label, must, len(value), remedy))
                 else:
                     del state_dict[name]
         return super().load_state_dict(state_dict, strict, assign)
@@ -500,7 +501,7 @@ class Env(BatchedModule):
         if steps is None:
             fault = "elapsed_steps needs a layer that counts steps in a tensor"
             remedy = "Put transforms.TimeLimit on the env"
-            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
+            raise RuntimeError(refusal(self._label, fault, remedy=remedy))
         return steps.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
@@ -511,7 +512,7 @@ class Env(BatchedModule):
         fits = is_integer and steps.shape == shape
         if not fits or not ((steps >= 0) & (steps < limit)).all():
             must = f"elapsed_steps must be a torch.int64 {tuple(shape)} in [0, {limit - 1}]"
-            raise ValueError(refusal(self._name(), must, steps))
+            raise ValueError(refusal(self._label, must, steps))
         root = self._check_ready("elapsed_steps is assigned")
         root["observation"] = self._move_clocks(steps.to(self.device), root["observation"])
 
@@ -598,7 +599,7 @@ class Env(BatchedModule):
         The env needs `render_mode="rgb_array"` at construction. Returns NumPy arrays
         `(height, width, 3)` uint8.
         """
-        raise NotImplementedError(f"{self._name()} does not implement render().")
+        raise NotImplementedError(f"{self._label} does not implement render().")
 
     def close(self) -> None:
         """Releases what the env holds outside of PyTorch. `with env:` calls it at the end."""
@@ -668,12 +669,8 @@ class Env(BatchedModule):
         setattr(owner, name, value)
         return True
 
-    def _name(self) -> str:
-        """The name in messages: the id, or the class."""
-        return self._label
-
     def __repr__(self) -> str:
-        return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
+        return f"<{self._label}(num_envs={self.num_envs}, device={self.device})>"
 
     # Checks of the caller's input. All of them run before anything has changed.
 
@@ -685,18 +682,18 @@ class Env(BatchedModule):
             return root
         self.unwrapped._check_usable()
         if root is None:
-            raise RuntimeError(refusal(self._name(), f"call reset() before {call}"))
+            raise RuntimeError(refusal(self._label, f"call reset() before {call}"))
         fault = f"an earlier {unfinished} did not finish, so it may hold the state of two steps"
         remedy = "Call reset()"
         if self.can_snapshot:
             remedy += ", or restore() with a snapshot"
-        raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
+        raise RuntimeError(refusal(self._label, fault, remedy=remedy))
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
             raise RuntimeError(
                 refusal(
-                    self._name(),
+                    self._label,
                     "cannot snapshot or restore the state of a simulator outside of PyTorch",
                     remedy="state_dict() saves what transforms have learned",
                 )
@@ -706,7 +703,7 @@ class Env(BatchedModule):
         self, seed: int | None, mask: Tensor | None, options: Options | None
     ) -> int | None:
         """Returns the seed to use. The first reset also warns about untrained statistics."""
-        owner = f"{self._name()}.reset"
+        owner = f"{self._label}.reset"
         is_first = self._status.root is None
         if mask is not None:
             self._check_mask(mask, "reset")
@@ -722,11 +719,11 @@ class Env(BatchedModule):
         if is_first and not torch.compiler.is_compiling():
             for name, module in self.named_modules():
                 if isinstance(module, BatchedModule) and not module.training:
-                    module._warn_untrained(f"{self._name()}: {name}")
+                    module._warn_untrained(f"{self._label}: {name}")
         return seed
 
     def _check_mask(self, mask: object, call: str) -> None:
-        owner = f"{self._name()}.{call}"
+        owner = f"{self._label}.{call}"
         shape = (self.num_envs,)
         expected = (torch.bool, shape, self.device)
         if not isinstance(mask, Tensor) or (mask.dtype, mask.shape, mask.device) != expected:
@@ -799,7 +796,7 @@ class Env(BatchedModule):
 
     def _check_snapshot(self, snapshot: Any) -> TensorDict:
         """Returns a snapshot as a TensorDict. Raises unless its env was like this one."""
-        owner = f"{self._name()}.restore"
+        owner = f"{self._label}.restore"
         try:
             leaves(snapshot)  # TensorDict would make tensors of lists, which may be very large
             given = TensorDict(dict(snapshot), [])

@@ -341,7 +341,7 @@ class FunctionalEnv(Env):
         >>> torch.autograd.grad(loss, action)[0].flatten()
         tensor([0.0020, 0.0020])
         """
-        owner = f"{self._name()}.simulate"
+        owner = f"{self._label}.simulate"
         _check_state(owner, state, self.state)
         space = self.single_action_space
         spaces.check(owner, "action", space, action, self.num_envs, self.device)
@@ -377,10 +377,10 @@ class FunctionalEnv(Env):
         if name not in self.parameter_names:
             if self._part_with(name) is self.func_env:
                 fault = f"{name!r} is an attribute of the functions, and a constant"
-                raise AttributeError(refusal(self._name(), fault))
+                raise AttributeError(refusal(self._label, fault))
             return super().set_wrapper_attr(name, value, force=force)
         parameter = self.params[name]
-        parameter.copy_(_parameter(f"{self._name()}: params[{name!r}]", value, parameter))
+        parameter.copy_(_parameter(f"{self._label}: params[{name!r}]", value, parameter))
         return True
 
     # Rendering.
@@ -391,7 +391,7 @@ class FunctionalEnv(Env):
     ) -> tuple[np.ndarray[Any, Any], ...]:
         if self.render_mode is None:
             remedy = 'Make it with render_mode="rgb_array"'
-            raise RuntimeError(refusal(self._name(), "has no render mode", remedy=remedy))
+            raise RuntimeError(refusal(self._label, "has no render mode", remedy=remedy))
         if self._renderer is None:
             self._renderer = self.func_env.render_init()
         states = {name: value.cpu() for name, value in self.state.items()}
@@ -496,7 +496,7 @@ class FunctionalEnv(Env):
         return result
 
     def _check_options(self, options: Options) -> None:
-        owner = f"{self._name()}.reset"
+        owner = f"{self._label}.reset"
         options = {**options}
         _check_state(owner, options.pop("state", {}), self.state, partial=True)
         try:

@@ -189,7 +189,7 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
         raise TypeError(
             refusal(
-                env._name(),
+                env._label,
                 'policy must return the action, or the TensorDict with "action"',
                 type(result).__name__,
                 f'Wrap a network as `lambda td: network(td["observation"]){choice}`',

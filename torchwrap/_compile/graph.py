@@ -178,7 +178,7 @@ class Rollout:
         if outside is not None and outside.any():
             env = self.collector.env
             must = f"the policy must return actions in {env.single_action_space}"
-            raise ValueError(refusal(env._name(), must, "an action outside of it"))
+            raise ValueError(refusal(env._label, must, "an action outside of it"))
         return storage, following
 
     def _roots(self) -> list[object]:

@@ -45,7 +45,7 @@ class SimulatorEnv(Env):
         remedy = (
             "Make a new env; load_state_dict(env.state_dict()) copies what transforms have learned"
         )
-        raise TypeError(refusal(self._name(), fault, remedy=remedy))
+        raise TypeError(refusal(self._label, fault, remedy=remedy))
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         """Sets an attribute of the simulator's envs. Returns whether they have it.
@@ -53,7 +53,7 @@ class SimulatorEnv(Env):
         Raises an AttributeError if this env does not hold the simulator's envs.
         """
         fault = f"cannot set {name!r} in the simulator's envs, which it does not hold"
-        raise AttributeError(refusal(self._name(), fault, remedy="Set it on the simulator itself"))
+        raise AttributeError(refusal(self._label, fault, remedy="Set it on the simulator itself"))
 
 
 def env(owner: str, value: Any) -> Env:
@@ -74,7 +74,7 @@ def step(env: Env, action: spaces.Value) -> tuple[TensorDict, TensorDict]:
     env._check_ready("step()")
     signature = env.signature
     space = signature.single_action_space
-    spaces.check(env._name(), "an action", space, action, signature.num_envs, signature.device)
+    spaces.check(env._label, "an action", space, action, signature.num_envs, signature.device)
     env._status.unfinished = "step()"
     step = env._compiled or env._step_and_reset
     successor, root = step(action, {})

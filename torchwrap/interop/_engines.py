@@ -472,17 +472,16 @@ class EnvPool(Games):
     def forget_lives(self) -> None:
         self._finished = ~self._all
 
-    def step(self, actions: Any) -> Successors:
-        result = self._check("step", self._step(actions))
-        self._observation, reward, terminated, truncated, info = result
-        columns = self._columns(reward, terminated, truncated)
+    def _step(self, actions: Any) -> Any:
+        result = super()._step(actions)
+        *_, terminated, truncated, info = result
         self._actions = actions
         self._finished = terminated | truncated
         # Atari games have rewards before clipping, and terminations apart from lost lives.
         if {"lives", "reward", "terminated"} <= info.keys():
             over = (info["terminated"] > 0) | truncated
             self._add_games(info, info["reward"], over)
-        return self._copies(self._observation), columns, [(info, self._all)]
+        return result
 
     def reset(
         self,

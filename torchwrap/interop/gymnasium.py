@@ -148,7 +148,7 @@ class GymnasiumEnv(SimulatorEnv):
             done = columns["terminated"] | columns["truncated"]
             if self._unseen_info_keys and done.any():
                 must = "info_keys must be entries of the info of a step or a reset"
-                raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
+                raise ValueError(refusal(self._label, must, sorted(self._unseen_info_keys)))
             successor |= self._current_info()
         return tensordict(successor, self.signature.num_envs)
 
@@ -186,7 +186,7 @@ class GymnasiumEnv(SimulatorEnv):
         if "reset_mask" in options:
             must = "reset_mask must be the argument mask, and not an option"
             remedy = "Pass mask=torch.as_tensor(reset_mask)"
-            raise ValueError(refusal(f"{self._name()}.reset", must, remedy=remedy))
+            raise ValueError(refusal(f"{self._label}.reset", must, remedy=remedy))
         if not self._engine.takes_options:
             super()._check_options(options)
 
@@ -217,7 +217,7 @@ class GymnasiumEnv(SimulatorEnv):
                         f'other objects, env.get_wrapper_attr("{name}") reads the envs\' attribute'
                     )
                     got = repr(info[name])
-                    raise ValueError(refusal(self._name(), must, got, remedy)) from None
+                    raise ValueError(refusal(self._label, must, got, remedy)) from None
 
     @property
     def _root_info(self) -> Callable[[], dict[str, spaces.Value]] | None:  # type: ignore[override]
@@ -252,14 +252,14 @@ class GymnasiumEnv(SimulatorEnv):
             return False
         if isinstance(value, list | tuple) and len(value) != self.num_envs:
             must = f"a list for the attribute {name!r} must have {self.num_envs} values"
-            raise ValueError(refusal(self._name(), must, repr(value)))
+            raise ValueError(refusal(self._label, must, repr(value)))
         self.vector_env.unwrapped.set_attr(name, value)
         return True
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             must = 'render_mode must be "rgb_array" at construction'
-            raise RuntimeError(refusal(self._name(), must, self.render_mode))
+            raise RuntimeError(refusal(self._label, must, self.render_mode))
         return tuple(self._engine.render(envs))
 
     def close(self) -> None:
