@@ -722,23 +722,18 @@ class Env(BatchedModule):
                     module._warn_untrained(f"{self._label}: {name}")
         return seed
 
-    def _check_mask(self, mask: object, call: str) -> None:
+    def _check_mask(self, mask: Tensor, call: str) -> None:
+        """Raises unless `mask` is one, and the last root, as the user left it, has rows to keep."""
         owner = f"{self._label}.{call}"
         shape = (self.num_envs,)
-        expected = (torch.bool, shape, self.device)
-        if not isinstance(mask, Tensor) or (mask.dtype, mask.shape, mask.device) != expected:
-            must = f"mask must have shape {shape} and dtype torch.bool, on {self.device}"
-            remedy = "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`"
-            raise ValueError(refusal(owner, must, validation.described(mask), remedy))
+        remedy = "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`"
+        validation.tensor(owner, "mask", mask, torch.bool, shape, self.device, remedy)
         root = self._status.root
-        if root is not None:
-            self._check_root(owner, root)
-        elif not mask.all():
-            fault = "the mask of the first reset must hold every env"
-            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
-
-    def _check_root(self, owner: str, root: TensorDict) -> None:
-        """Raises unless rows of the last root, as the user left it, can be kept."""
+        if root is None:
+            if not mask.all():
+                fault = "the mask of the first reset must hold every env"
+                raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
+            return
         for name, needed in self._root_layouts.items():
             got = layout(root[name])
             if got != needed:
@@ -750,7 +745,7 @@ class Env(BatchedModule):
         return {name: layout(value) for name, value in root.items()}
 
     def _root_like(self, device: torch.device) -> dict[str, Any]:
-        """The entries of a snapshot's root, with any values."""
+        """The entries of a root without info, with any values."""
         signature = self.signature.replace(device=device)
         space = signature.single_observation_space
         observation = spaces.zeros(space, signature.num_envs, device)

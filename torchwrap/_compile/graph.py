@@ -224,8 +224,7 @@ class Scan:
     def __call__(self, buffers: list[Tensor], root: Root) -> tuple[Storage, Root]:
         leaves = map(resolved, rows.leaves(root))
         results = self.program([*buffers, *leaves, *self.step.constants])
-        result: Any = self.program.build(iter(results))
-        return result  # type: ignore[no-any-return]
+        return self.program.build(iter(results))  # type: ignore[return-value]
 
     def _scan(self, *tensors: Tensor) -> list[Tensor]:
         """The function of the graph. It writes to the buffers."""

@@ -132,12 +132,15 @@ class PureEnv:
             root: the root of the first step.
         """
         owner = "pure.init"
-        if isinstance(seed, Tensor):
-            _check_tensor(owner, "seed", seed, torch.int64, (), self.signature.device)
-        else:
-            if not torch.compiler.is_compiling():
+        device = self.signature.device
+        is_compiling = torch.compiler.is_compiling()
+        if not isinstance(seed, Tensor):
+            if not is_compiling:
                 seed = validation.integer(owner, "seed", seed, 0, 2**64 - 1)
-            seed = torch.tensor(seed - (seed >> 63 << 64), device=self.signature.device)
+            signed = seed - (seed >> 63 << 64)  # has the same bits
+            seed = torch.tensor(signed, device=device)
+        elif not is_compiling:
+            validation.tensor(owner, "seed", seed, torch.int64, (), device)
         # Copies, because the env may write to its own.
         buffers = {}
         for index, name in self._names.items():
@@ -161,7 +164,8 @@ class PureEnv:
         device = self.signature.device
         if mask is None:
             mask = torch.ones(size, dtype=torch.bool, device=device)
-        _check_tensor("pure.reset", "mask", mask, torch.bool, (size,), device)
+        if not torch.compiler.is_compiling():
+            validation.tensor("pure.reset", "mask", mask, torch.bool, (size,), device)
         last: Any = dict(self._root(state).items())
         buffers = dict(state["buffers"].items())
         written, root = self._reset(self._given(buffers), mask, last)
@@ -261,26 +265,6 @@ def _layout(state: TensorDictBase) -> dict[Any, Any]:
     for key, leaf in state.items(True, True):
         found[key] = (tuple(leaf.shape), leaf.dtype, leaf.device)
     return found
-
-
-def _check_tensor(
-    owner: str,
-    name: str,
-    value: Any,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    device: torch.device,
-) -> None:
-    if torch.compiler.is_compiling():
-        return
-    is_tensor = isinstance(value, Tensor)
-    expected = (dtype, shape, device)
-    if not is_tensor or (value.dtype, value.shape, value.device) != expected:
-        must = f"{name} must have shape {shape} and dtype {dtype}, on {device}"
-        got = validation.described(value)
-        if is_tensor:
-            got += f" on {value.device}"
-        raise ValueError(refusal(owner, must, got))
 
 
 # `torch.vmap` has no rules of its own for these operators, and would loop over the seeds.

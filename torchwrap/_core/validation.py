@@ -161,6 +161,26 @@ def fill(owner: str, value: Any, dtype: Any) -> Any:
     return number
 
 
+def tensor(
+    owner: str,
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
+    remedy: str = "",
+) -> Any:
+    """A tensor of this dtype, shape and device. Raises a ValueError for anything else."""
+    is_tensor = isinstance(value, torch.Tensor)
+    if is_tensor and (value.dtype, value.shape, value.device) == (dtype, shape, device):
+        return value
+    must = f"{name} must have shape {shape} and dtype {dtype}, on {device}"
+    got = described(value)
+    if is_tensor:
+        got += f" on {value.device}"
+    raise ValueError(refusal(owner, must, got, remedy))
+
+
 def device(owner: str, value: Any) -> torch.device:
     """A device or its name as a `torch.device`."""
     try:

@@ -166,8 +166,7 @@ class Engine:
         """The attribute of each env; None if an env lacks it, or cannot be reached."""
         if not self.reaches_envs or not all(self.call("has_wrapper_attr", name)):
             return None
-        values: tuple[Any, ...] = self.call(self.getter, name)
-        return values
+        return self.call(self.getter, name)
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
@@ -406,8 +405,7 @@ class Ale(Games):
 
     def _final_rows(self, info: Info, done: Mask) -> Mask:
         # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
-        over: Mask = self._is_over
-        return over
+        return self._is_over
 
     def forget_lives(self) -> None:
         self._already_reset = self._already_reset & self._is_over
@@ -448,7 +446,7 @@ class EnvPool(Games):
         self._actions: Any = None
 
     def _step_limit(self) -> int | None:
-        limit: int = self.vector_env.config["max_episode_steps"]
+        limit = self.vector_env.config["max_episode_steps"]
         return None if limit == NO_LIMIT else limit
 
     def choose_seed(
