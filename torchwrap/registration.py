@@ -80,13 +80,13 @@ def register(
     if id in registration.registry:
         raise ValueError(refusal("register", "id must be new", id, "Give it another name"))
     must = "func_env must be a FuncEnv class, or a function that returns a FuncEnv"
+    if not callable(func_env):
+        raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
         got = f"the class {func_env.__name__} without {missing}"
         remedy = "gymnasium.register takes a gymnasium.Env"
         raise TypeError(refusal("register", must, got, remedy))
-    if not callable(func_env):
-        raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     if max_episode_steps is not None:
         validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
     try:
@@ -161,8 +161,9 @@ def make(
         "info_keys": info_keys or None,
         "params": params,
     }
+    # Only what is given goes on: a spec has the others, and a backend refuses those it cannot use.
     arguments = {name: value for name, value in given.items() if value is not None}
-    arguments |= kwargs  # None is a value of an env's own arguments
+    arguments |= kwargs  # None may be a value of these
     if worker_timeout != 60.0:  # None disables it
         arguments["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):
@@ -203,7 +204,7 @@ def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
     env = make(spec.id, **{"max_episode_steps": limit, **spec.kwargs, **arguments})
     for layer in layers:
         env = layer(env)
-    # A limit that was assigned to the spec.
+    # The kwargs may hold a looser limit than the one that the user has assigned to the spec.
     if layers and "max_episode_steps" not in arguments and limit > 0:
         limit_in_force = env.signature.max_episode_steps
         if limit_in_force is None or limit < limit_in_force:
@@ -211,8 +212,8 @@ def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
     return env
 
 
-# The makers of the backends. `common` has the arguments of the env that all backends have. The
-# keyword arguments are those that a backend has a use for.
+# The makers of the backends. `common` holds the spec, the device and the first index. Their keyword
+# arguments are those that the backend can use.
 
 
 def _make_torch(
@@ -220,7 +221,7 @@ def _make_torch(
     num_envs: int,
     common: dict[str, Any],
     *,
-    max_episode_steps: int | None = None,  # in the spec
+    max_episode_steps: int | None = None,  # the spec has it
     render_mode: str | None = None,
     params: Mapping[str, torch.Tensor] | None = None,
     **kwargs: Any,
@@ -297,7 +298,7 @@ def _make_envpool(
     seed: int | None = None,
     **kwargs: Any,
 ) -> Env:
-    """Env *i* gets `seed + first_index + i`."""
+    """Makes EnvPool's envs. Env *i* gets the seed `seed + first_index + i`."""
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:

@@ -75,12 +75,12 @@ class Program:
         self.used = used
         self.build = build
         self.cuda_graph: CudaGraph | None = None
+        # Inductor drops a copy of a copy, although both are results: the same ones in every run.
         self._repeated: list[int] | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The leaves of the result, in separate memory."""
         leaves = list(self.run(*map(tensors.__getitem__, self.used)))
-        # Inductor drops a copy of a copy, although both are results: the same ones in every run.
         if self._repeated is None:
             self._repeated = repeated(leaves)
         for index in self._repeated:
@@ -198,9 +198,9 @@ class Rollout:
     @torch.no_grad()
     def _compile(self, root: Root) -> Scan | Loop:
         tensors = self.inputs.tensors
+        shares_memory = bool(repeated(tensors))  # a scan would not see writes to the other buffer
         kind: type[Scan | Loop] = Scan
-        # A scan could not follow what is written to memory that two buffers share.
-        if flat_scan_operator is None or captures(tensors[0].device) or repeated(tensors):
+        if flat_scan_operator is None or captures(tensors[0].device) or shares_memory:
             kind = Loop
         return kind(self.step, self.inputs, root, self.collector.num_steps, self.settings)
 

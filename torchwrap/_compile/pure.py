@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ class PureEnv:
         self._tensors = [tensor.detach() for tensor in inputs.tensors]
         indices = {id(tensor): index for index, tensor in enumerate(inputs.tensors)}
         buffers = env._state_buffers()
+        # By the index of a tensor, its name in a state. The other tensors are constants.
         self._names = {indices[id(buffer)]: name for name, buffer in buffers.items()}
         num_envs = env.num_envs
         device = env.device
@@ -145,8 +147,8 @@ class PureEnv:
         buffers = {}
         for index, name in self._names.items():
             buffers[name] = self._tensors[index].clone()
-        written, root = self._init(self._tensors, seed)
-        return self._following(buffers, self._init, written, root)
+        root = self._call(self._init, buffers, seed)
+        return self._results(buffers, root)
 
     def reset(self, state: TensorDict, mask: Tensor | None = None) -> tuple[TensorDict, TensorDict]:
         """Starts new episodes in every env, or where `mask` is set, as `Env.reset` does.
@@ -168,8 +170,8 @@ class PureEnv:
             validation.tensor("pure.reset", "mask", mask, torch.bool, (size,), device)
         last: Any = dict(self._root(state).items())
         buffers = dict(state["buffers"].items())
-        written, root = self._reset(self._given(buffers), mask, last)
-        return self._following(buffers, self._reset, written, root)
+        root = self._call(self._reset, buffers, mask, last)
+        return self._results(buffers, root)
 
     def step(self, state: TensorDict, action: Value) -> tuple[TensorDict, TensorDict, TensorDict]:
         """Takes an action in every env and resets the finished rows, as `Env.step` does.
@@ -189,19 +191,12 @@ class PureEnv:
         td = env._with_action(self._root(state), action)
         env._check_step_input(td, bounds=False)
         buffers = dict(state["buffers"].items())
-        written: list[Tensor] = []
-
-        def step(action: Value, policy_state: policy.State) -> Any:
-            values, result = self._step(self._given(buffers), action, policy_state)
-            written.extend(values)
-            return result
-
-        transition, root = env._transition(td, step)
-        following, next_root = self._following(buffers, self._step, written, root)
-        return following, transition, next_root
+        transition, entries = env._transition(td, partial(self._call, self._step, buffers))
+        next_state, root = self._results(buffers, entries)
+        return next_state, transition, root
 
     def _function(self, function: Function, inputs: Inputs, *values: Nested) -> PureFunction:
-        """A function of the env's tensors. What it writes belongs to the state."""
+        """A function of the env's tensors, which may only write to those of a state."""
         pure_function = PureFunction(without_generators(function), inputs, values)
         for index in pure_function.written:
             if index not in self._names:
@@ -242,19 +237,27 @@ class PureEnv:
         root = {key: state[key] for key in policy.keys(self.signature)}
         return tensordict(root, self.signature.num_envs)
 
-    def _given(self, buffers: dict[str, Tensor]) -> list[Tensor]:
-        """The tensors of the env, with those of a state in place of its own."""
+    def _call(
+        self,
+        function: PureFunction,
+        buffers: dict[str, Tensor],
+        *values: Nested,
+    ) -> Any:
+        """Calls a function with the buffers of a state, and puts the next ones into the dict."""
         tensors = list(self._tensors)
         for index, name in self._names.items():
             tensors[index] = buffers[name]
-        return tensors
-
-    def _following(
-        self, buffers: dict[str, Tensor], function: PureFunction, written: list[Tensor], root: Root
-    ) -> tuple[TensorDict, TensorDict]:
-        """The next state, and its root."""
+        written, result = function(tensors, *values)
         for index, value in zip(function.written, written, strict=True):
             buffers[self._names[index]] = value
+        return result
+
+    def _results(
+        self,
+        buffers: dict[str, Tensor],
+        root: Root,
+    ) -> tuple[TensorDict, TensorDict]:
+        """A state, and its root."""
         state: Any = {"buffers": TensorDict(buffers, []), **root}
         return TensorDict(state, []), tensordict(root, self.signature.num_envs)
 

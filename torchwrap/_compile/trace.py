@@ -6,7 +6,9 @@ import contextlib
 import functools
 import itertools
 import linecache
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -33,10 +35,9 @@ _USE_OPERATORS = (
     "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
 )
 _USE_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.random"
-_HOST_READS = {  # names of functions that need values
-    *("item", "tolist", "numpy", "nonzero", "argwhere"),
-    *("__bool__", "__int__", "__float__", "__index__", "__array__"),
-}
+# Names of functions that need values.
+_HOST_READS = {"item", "tolist", "numpy", "nonzero", "argwhere"}
+_HOST_READS |= {"__bool__", "__int__", "__float__", "__index__", "__array__"}
 _LIBRARIES = ("torch", "tensordict")
 
 
@@ -139,7 +140,7 @@ class _Operators(OperatorMode):
 
 
 def _check_result(name: str, args: tuple[Any, ...], result: Tensor) -> None:
-    if not all(isinstance(size, int) for size in result.shape):
+    if not all(isinstance(size, int) for size in result.shape):  # a symbol
         raise Refusal(f"makes a tensor whose shape depends on values ({name})", _USE_OPERATORS)
     tensors = [value for value in args if isinstance(value, Tensor) and value.dim()]
     if any(tensor.device != result.device for tensor in tensors):
@@ -169,25 +170,24 @@ def without_generators(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _line(frame: FrameType | None) -> str:
+def _line(frame: FrameType) -> str:
     """The innermost line outside of PyTorch, tensordict and the modes."""
     modes = (__name__, OperatorMode.__module__, act.__module__)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
+    for caller, number in traceback.walk_stack(frame):
+        module = str(caller.f_globals.get("__name__"))
         if module not in modes and module.partition(".")[0] not in _LIBRARIES:
-            path = frame.f_code.co_filename
-            code = linecache.getline(path, frame.f_lineno).strip()
-            return f"{path}:{frame.f_lineno}: {code}"
-        frame = frame.f_back
+            path = caller.f_code.co_filename
+            code = linecache.getline(path, number).strip()
+            return f"{path}:{number}: {code}"
     return ""
 
 
 def _check_equal(first: GraphModule, second: GraphModule) -> None:
-    """Raises at the first operator of the second graph that the first graph does not have."""
+    """Raises at the first operator that differs. The second graph knows the lines of operators."""
     pairs = itertools.zip_longest(first.graph.nodes, second.graph.nodes)
-    for one, other in pairs:
-        if _described(first, one) != _described(second, other):
-            node = other or one
+    for first_node, second_node in pairs:
+        if _described(first, first_node) != _described(second, second_node):
+            node = second_node or first_node
             line = node.stack_trace or node.format_node()
             raise Refusal(f"computes something else in a second call, at `{line}`", _USE_BUFFERS)
 
@@ -201,29 +201,26 @@ def _described(graph: GraphModule, node: Node | None) -> str:
 
 
 def _reason(error: Exception) -> Refusal | None:
-    """The fault of the code; None for an error that the code itself raises."""
+    """The fault that PyTorch's error shows; None for an error that the code itself raises."""
     if isinstance(error, Refusal):
         return error
     text = f"{type(error).__name__}: {error}"
-    if "convert all Tensors to FakeTensors" in text or "fake mode" in text:
+    if re.search("convert all Tensors to FakeTensors|fake mode", text):
         fault = "uses a tensor that none of its modules holds"
         remedy = "Register it as a buffer or a parameter, or a policy's state with PolicyState"
         return Refusal(fault, remedy)
-    if any(sign in text for sign in ("data-dependent", "DataDependent", "DynamicOutputShape")):
+    if re.search("data-dependent|DataDependent|DynamicOutputShape", text):
         return Refusal("reads values on the host", _USE_OPERATORS)
     return None
 
 
 def _culprit(error: BaseException) -> str:
     """The innermost env or transform on the stack, or the policy."""
-    found = "this code"
-    step = error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        owner = step.tb_frame.f_locals.get("self")
+    culprit = "this code"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
         if isinstance(owner, Env | Transform | FuncEnv):
-            found = f"{type(owner).__name__}.{code.co_name}"
-        elif code is act.__code__:
-            found = "the policy"
-        step = step.tb_next
-    return found
+            culprit = f"{type(owner).__name__}.{frame.f_code.co_name}"
+        elif frame.f_code is act.__code__:
+            culprit = "the policy"
+    return culprit
