@@ -262,7 +262,7 @@ class FunctionalEnv(Env):
         for field, buffer in self.state.items():
             mask.scatter_(buffer, initial[field])
         observation = self._call("observation", key, initial, params=params)
-        return tensordict({"observation": mask.spread(observation)}, self.num_envs)
+        return tensordict({"observation": mask.spread(observation)}, mask.num_rows)
 
     def _follow_curriculum(self, mask: RowMask) -> None:
         """Changes parameters in the rows of the mask, but not before their first step."""

@@ -293,10 +293,7 @@ def _check_step_results(make: MakeEnv) -> None:
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
-    env = make()
-    other = make()
-    actions = _sample_actions(env)
-    _sample_actions(other)
+    env, other, actions = _make_twins(make)
     kept = []
     pairs = zip(_steps(env, actions), _steps(other, actions), strict=True)
     for (transition, td), (erased, erased_td) in pairs:
@@ -337,10 +334,7 @@ def _check_sharding(make: MakeEnv) -> None:
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
-    env = make().eval()
-    other = make().eval()
-    actions = _sample_actions(env)
-    _sample_actions(other)
+    env, other, actions = _make_twins(lambda: make().eval())
     before = actions[: NUM_STEPS // 4]
     after = actions[NUM_STEPS // 4 :]
     list(_steps(env, before))
@@ -381,12 +375,9 @@ def _check_graph(make: MakeEnv) -> None:
 
 
 def _check_compile(make: MakeEnv) -> None:
-    env = make()
-    compiled = make()
+    env, compiled, actions = _make_twins(make)
     if _is_host_env(env):
         return
-    actions = _sample_actions(env)
-    _sample_actions(compiled)
     compile(compiled, backend="aot_eager")
     promise = "the compiled env must give the transitions, new episodes and buffers of eager mode"
     _require_equal_steps(_steps(env, actions), _steps(compiled, actions), promise, 1e-6)
@@ -642,6 +633,15 @@ def _sample_actions(env: Env) -> list[spaces.Value]:
     """Resets the env with seed 0, and samples an action for every step."""
     env.reset(seed=0)
     return [env.sample_action() for _ in range(NUM_STEPS)]
+
+
+def _make_twins(make: MakeEnv) -> tuple[Any, Env, list[spaces.Value]]:
+    """Two envs that have done the same, and an action for every step."""
+    env = make()
+    twin = make()
+    actions = _sample_actions(env)
+    _sample_actions(twin)
+    return env, twin, actions
 
 
 def _steps(
