@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, create_empty_array
 from tensordict import TensorDict
 
 from torchwrap import spaces
@@ -120,10 +120,9 @@ class GymnasiumEnv(SimulatorEnv):
         self.can_repeat = engine.can_repeat
         self.info_spaces = info_spaces
         # The infos that came with the latest observations, from a step or a reset.
-        self._infos = {}
+        self._infos: dict[str, Any] = {}
         for key, space in info_spaces.items():
-            shape = (vector_env.num_envs, *(space.shape or ()))
-            self._infos[key] = np.zeros(shape, space.dtype)
+            self._infos[key] = create_empty_array(space, vector_env.num_envs)
         # By name, the rows whose info has the entry. The others hold zeros.
         self.info_masks: dict[str, Mask] = dict.fromkeys(info_spaces, engine._all)
         self.successor_info_masks = self.info_masks
