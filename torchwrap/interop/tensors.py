@@ -213,14 +213,14 @@ class TensorEnv(FunctionsEnv):
         self._check_observation(function, value, self.num_envs)
         return spaces.build(
             self.single_observation_space,
-            lambda path, leaf: spaces.entry(value, path).to(
-                self.device, spaces.dtype(leaf), copy=copy
+            lambda path, leaf: (
+                spaces.entry(value, path).detach().to(self.device, spaces.dtype(leaf), copy=copy)
             ),
             self.num_envs,
         )
 
     def _column(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        column = value.to(self.device, dtype, copy=self.reuses_memory)
+        column = value.detach().to(self.device, dtype, copy=self.reuses_memory)
         return column.view(self.num_envs, 1)
 
     def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:
