@@ -345,7 +345,12 @@ class DeployedPolicy(nn.Module):
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            first: Any = self(*inputs)
+            try:
+                first: Any = self(*inputs)
+            except RuntimeError as error:
+                must = "policy must act on any number of rows"
+                declare = "If it carries state from step to step, declare it with PolicyState"
+                raise ValueError(refusal("deploy", must, f"{error!r} for 2", declare)) from error
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
