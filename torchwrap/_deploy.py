@@ -61,8 +61,8 @@ def deploy(
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
     function computes with copies of what it and other functions of its file name; of a plain object
-    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
-    out.
+    with modules, these, tensors and arrays are copied. Rewards, time limits and statistics of
+    episodes are left out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -387,6 +387,10 @@ class DeployedPolicy(nn.Module):
         }
 
 
+_COPIED = nn.Module | Tensor | np.ndarray
+"""The attributes of a plain object that are copied, if one of them is a module."""
+
+
 class _Detached(OperatorMode):
     """Copies a tensor without its graph of gradients."""
 
@@ -447,8 +451,8 @@ def _copied(value: Any, copies: Copies) -> Any:
     if not isinstance(holder, nn.Module | type):
         # A plain object may hold what cannot be copied, and what a policy does not need.
         attributes = list(getattr(holder, "__dict__", {}).values())
-        others = [part for part in attributes if not isinstance(part, nn.Module)]
-        if len(others) < len(attributes):
+        if any(isinstance(part, nn.Module) for part in attributes):
+            others = [part for part in attributes if not isinstance(part, _COPIED)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
