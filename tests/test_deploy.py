@@ -499,6 +499,16 @@ def test_later_value_of_a_variable_does_not_reach_a_deployed_function():
     assert (module(torch.ones(4, 3)) == 2).all()
 
 
+@pytest.mark.parametrize("as_kept", [torch.as_tensor, np.asarray], ids=["tensor", "array"])
+def test_later_value_in_an_object_with_a_network_does_not_reach_a_deployed_function(as_kept):
+    agent = Holder(nn.Identity())
+    agent.offset = as_kept([1.0, 2.0])
+    policy = lambda td: agent.act(td)[:, :2] + torch.as_tensor(agent.offset).float()  # noqa: E731
+    module = tw.deploy(stack(continuous), policy)
+    agent.offset += 1
+    assert module(torch.zeros(1, 3)).tolist() == [[1, 2]]
+
+
 def test_predict_of_stable_baselines3_is_deployed_with_its_weights():
     sb3 = pytest.importorskip("stable_baselines3")
     model = sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu", verbose=1)
@@ -729,6 +739,14 @@ def double_state(td):
 )
 def test_policy_is_refused(policy, kind, words):
     with pytest.raises(kind, match=words):
+        tw.deploy(stack(continuous), policy)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
+def test_policy_whose_state_has_the_rows_of_its_training_is_refused(kind):
+    policy = StatefulRnn(3, 2, kind)
+    policy(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
+    with pytest.raises(ValueError, match=r"got \[1, 5, 2\].*PolicyState"):
         tw.deploy(stack(continuous), policy)
 
 

@@ -61,8 +61,8 @@ def deploy(
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
     function computes with copies of what it and other functions of its file name; of a plain object
-    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
-    out.
+    with modules, these, tensors and arrays are copied. Rewards, time limits and statistics of
+    episodes are left out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -345,7 +345,12 @@ class DeployedPolicy(nn.Module):
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            first: Any = self(*inputs)
+            try:
+                first: Any = self(*inputs)
+            except RuntimeError as error:
+                must = "policy must act on any number of rows"
+                declare = "If it carries state from step to step, declare it with PolicyState"
+                raise ValueError(refusal("deploy", must, f"{error!r} for 2", declare)) from error
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
@@ -380,6 +385,10 @@ class DeployedPolicy(nn.Module):
             "state": state,
             "transforms": transforms,
         }
+
+
+_COPIED = nn.Module | Tensor | np.ndarray
+"""The attributes of a plain object that are copied, if one of them is a module."""
 
 
 class _Detached(OperatorMode):
@@ -442,8 +451,8 @@ def _copied(value: Any, copies: Copies) -> Any:
     if not isinstance(holder, nn.Module | type):
         # A plain object may hold what cannot be copied, and what a policy does not need.
         attributes = list(getattr(holder, "__dict__", {}).values())
-        others = [part for part in attributes if not isinstance(part, nn.Module)]
-        if len(others) < len(attributes):
+        if any(isinstance(part, nn.Module) for part in attributes):
+            others = [part for part in attributes if not isinstance(part, _COPIED)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
