@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from types import CellType, FunctionType
 from typing import Any
 
@@ -442,8 +443,8 @@ def _copied(value: Any, copies: Copies) -> Any:
     if not isinstance(holder, nn.Module | type):
         # A plain object may hold what cannot be copied, and what a policy does not need.
         attributes = list(getattr(holder, "__dict__", {}).values())
-        others = [part for part in attributes if not isinstance(part, nn.Module)]
-        if len(others) < len(attributes):
+        if any(isinstance(part, nn.Module) for part in attributes):
+            others = [part for part in attributes if not _is_data(part)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
@@ -455,6 +456,16 @@ def _copied(value: Any, copies: Copies) -> Any:
     except Exception as error:
         must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
         raise TypeError(refusal("deploy", must, f"{error!r}", NAMED)) from error
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a module, an array or a constant, or consists of these."""
+    match value:
+        case dict():
+            return all(map(_is_data, value.values()))
+        case tuple() | list():
+            return all(map(_is_data, value))
+    return isinstance(value, nn.Module | Tensor | np.ndarray | Number | str | None)
 
 
 def _shapes(state: State) -> dict[str, Any]:
