@@ -492,6 +492,29 @@ def test_later_change_of_a_module_does_not_reach_a_deployed_function(holder, cha
     torch.testing.assert_close(module.state_dict(), weights, **EXACT)
 
 
+DATA = {
+    "tensor": lambda number: torch.tensor([number]),
+    "array": lambda number: np.array([number]),
+    "list": lambda number: [number, None],
+    "dict": lambda number: {0: number, "name": "scale"},
+    "list of tuples": lambda number: [(number,)],
+}
+
+
+@pytest.mark.parametrize("make", DATA.values(), ids=DATA)
+def test_later_value_in_an_object_with_a_module_does_not_reach_a_deployed_function(make):
+    agent = Holder(network())
+    agent.lock = threading.Lock()  # cannot be copied
+    agent.scale = make(2.0)
+
+    raw = torch.ones(4, 3)
+    expected = agent.act({"observation": raw}) * torch.as_tensor(agent.scale[0])
+    policy = lambda td: agent.act(td) * torch.as_tensor(agent.scale[0])  # noqa: E731
+    module = tw.deploy(stack(continuous), policy)
+    agent.scale[0] = make(3.0)[0]
+    torch.testing.assert_close(module(raw), expected, **EXACT)
+
+
 def test_later_value_of_a_variable_does_not_reach_a_deployed_function():
     scale = 2
     module = tw.deploy(stack(continuous), lambda td: td["observation"][:, :2] * scale)
@@ -729,6 +752,14 @@ def double_state(td):
 )
 def test_policy_is_refused(policy, kind, words):
     with pytest.raises(kind, match=words):
+        tw.deploy(stack(continuous), policy)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
+def test_policy_whose_state_has_the_rows_of_its_training_is_refused(kind):
+    policy = StatefulRnn(3, 2, kind)
+    policy(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
+    with pytest.raises(ValueError, match=r"got \[1, 5, 2\].*PolicyState"):
         tw.deploy(stack(continuous), policy)
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from types import CellType, FunctionType
 from typing import Any
 
@@ -65,8 +66,8 @@ def deploy(
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
     function computes with copies of what it and other functions of its file name; of a plain object
-    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
-    out.
+    with modules, these, tensors, arrays and constants are copied. Rewards, time limits and
+    statistics of episodes are left out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -349,7 +350,12 @@ class DeployedPolicy(nn.Module):
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            first: Any = self(*inputs)
+            try:
+                first: Any = self(*inputs)
+            except RuntimeError as error:
+                must = "policy must act on any number of rows"
+                declare = "If it carries state from step to step, declare it with PolicyState"
+                raise ValueError(refusal("deploy", must, f"{error!r} for 2", declare)) from error
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
@@ -441,10 +447,10 @@ def _copied(value: Any, copies: Copies) -> Any:
         return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
-        # Of a plain object with modules, the other attributes stay: some cannot be copied.
+        # Of a plain object with modules, other objects are not copied: some cannot be.
         attributes = list(getattr(holder, "__dict__", {}).values())
-        others = [part for part in attributes if not isinstance(part, nn.Module)]
-        if len(others) < len(attributes):
+        if any(isinstance(part, nn.Module) for part in attributes):
+            others = [part for part in attributes if not _is_data(part)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
@@ -456,6 +462,16 @@ def _copied(value: Any, copies: Copies) -> Any:
     except Exception as error:
         must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
         raise TypeError(refusal("deploy", must, f"{error!r}", PASS_MODULE)) from error
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a module, an array or a constant, or consists of these."""
+    match value:
+        case dict():
+            return all(map(_is_data, value.values()))
+        case tuple() | list():
+            return all(map(_is_data, value))
+    return isinstance(value, nn.Module | Tensor | np.ndarray | Number | str | None)
 
 
 def _shapes(state: State) -> dict[str, Any]:
