@@ -35,6 +35,7 @@ PRESETS = {
     "MountainCar-v0": (1_000_000, 3e-3, 64, 128, 0.99, 0.98, 16, 10, False, True),
     "MountainCarContinuous-v0": (1_000_000, 1e-3, 64, 256, 0.9999, 0.9, 16, 10, False, True),
     "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.9, 0.95, 16, 10, False, True),
+    "Maze-v0": (800_000, 2e-3, 1024, 16, 0.99, 0.95, 8, 3, True, False),  # of maze.py
 }
 
 # By network: channels, size and stride of each convolution; the linear layer that follows
