@@ -463,3 +463,21 @@ class TorchRLSequenceBuffer:
         """As `SequenceBuffer.sample`. Without `is_init`, each sequence begins as an episode."""
         slices = self.buffer.sample(batch_size * self.length).view(-1, self.length)
         return torch.stack([rows[: self.length] for rows in sequences(slices)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The storage `(num_envs, n)`, and the number of steps that were written of each env."""
+        written = self.buffer.write_count
+        if written == 0:
+            return {}
+        steps = self.buffer.storage[:].clone().transpose(0, 1)
+        return {"steps": steps.to_dict(), "written": written}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the steps by those of a buffer of the same size."""
+        self.buffer.empty()
+        if state:
+            steps = TensorDict(state["steps"], state["steps"]["env"].shape)
+            self.buffer.extend(steps)
+            newest = steps[:, : state["written"] % steps.shape[1]]
+            if newest.numel() > 0:  # TorchRL's own state forgets after which step no slice goes on
+                self.buffer.extend(newest)

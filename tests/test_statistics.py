@@ -364,13 +364,17 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
         assert all(torch.equal(part[key], value) for part in parts)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_refused_sums_change_nothing_in_a_module_of_the_user(value):
+REFUSED = [("squares", float("nan")), ("squares", float("inf")), ("squares", -1.0)]
+REFUSED += [("count", -1.0), ("count", 1e30)]  # which is -2**63 in int64
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_refused_sums_change_nothing_in_a_module_of_the_user(name, value):
     agent = torch.nn.ModuleDict({"statistics": RunningMeanStd((2,))})
     agent["statistics"].update(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
     before = TensorDict(agent.state_dict(), []).clone()
     state = agent.state_dict()
-    state["statistics.squares"] = torch.full((2,), value, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"statistics\.squares must"):
+    state[f"statistics.{name}"] = torch.full((2,), value, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=rf"statistics\.{name} must"):
         agent.load_state_dict(state)
     assert_same(TensorDict(agent.state_dict(), []), before)

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from types import CellType, FunctionType
 from typing import Any
 
@@ -61,8 +62,8 @@ def deploy(
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
     function computes with copies of what it and other functions of its file name; of a plain object
-    with modules, these, tensors and arrays are copied. Rewards, time limits and statistics of
-    episodes are left out.
+    with modules, these, tensors, arrays and constants are copied. Rewards, time limits and
+    statistics of episodes are left out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -387,10 +388,6 @@ class DeployedPolicy(nn.Module):
         }
 
 
-_COPIED = nn.Module | Tensor | np.ndarray
-"""The attributes of a plain object that are copied, if one of them is a module."""
-
-
 class _Detached(OperatorMode):
     """Copies a tensor without its graph of gradients."""
 
@@ -452,7 +449,7 @@ def _copied(value: Any, copies: Copies) -> Any:
         # A plain object may hold what cannot be copied, and what a policy does not need.
         attributes = list(getattr(holder, "__dict__", {}).values())
         if any(isinstance(part, nn.Module) for part in attributes):
-            others = [part for part in attributes if not isinstance(part, _COPIED)]
+            others = [part for part in attributes if not _is_data(part)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
@@ -464,6 +461,16 @@ def _copied(value: Any, copies: Copies) -> Any:
     except Exception as error:
         must = f"copy.deepcopy must be able to copy {type(holder).__name__}"
         raise TypeError(refusal("deploy", must, f"{error!r}", NAMED)) from error
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a module, an array or a constant, or consists of these."""
+    match value:
+        case dict():
+            return all(map(_is_data, value.values()))
+        case tuple() | list():
+            return all(map(_is_data, value))
+    return isinstance(value, nn.Module | Tensor | np.ndarray | Number | str | None)
 
 
 def _shapes(state: State) -> dict[str, Any]:

@@ -49,7 +49,8 @@ _VMAP_ERRORS = {
     ),
     r"control flow|\.item\(\)|data pointer|aten::equal": (
         "reads values on the host",
-        "Use torch.where instead of `if`, and x[i + torch.arange(2)] instead of x[i : i + 2]",
+        "Use torch.where instead of `if`, torch.stack([x, y]) instead of torch.tensor([x, y]), and "
+        "x[i + torch.arange(2)] instead of x[i : i + 2]",
     ),
     "dynamic shape": (
         "makes a tensor whose shape depends on values",

@@ -255,11 +255,12 @@ class RunningMeanStd(BatchedModule):
         for name in names:
             value = state_dict.get(prefix + name)
             least = 0 if name in ("squares", "count") else -math.inf
+            most = 2**53 if name == "count" else math.inf
             if not isinstance(value, Tensor) or value.is_meta:
                 continue
-            fits = (value >= least) & value.isfinite()
+            fits = (value >= least) & (value <= most) & value.isfinite()
             if not fits.all():
-                must = f"{prefix}{name} must be finite, and at least 0 for squares and count"
+                must = f"{prefix}{name} must be finite and in [{least:g}, {most:g}]"
                 errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
                 return
         super()._load_from_state_dict(state_dict, prefix, *args)

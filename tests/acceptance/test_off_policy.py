@@ -444,6 +444,12 @@ def SEQUENCES():
     return SequenceBuffer(40, length=2)
 
 
+def SLICES():
+    pytest.importorskip("torchrl")
+    return TorchRLSequenceBuffer(40, length=2)
+
+
+SEQUENCE_BUFFERS = {"sequences": SEQUENCES, "slices": SLICES}
 BUFFERS = {
     "ring": lambda: ReplayBuffer(40, 0.9),
     "frames": lambda: FrameReplayBuffer(2, 40, 0.9),
@@ -470,7 +476,11 @@ def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
 
 
 @pytest.mark.parametrize("num_steps", [0, 3, 25], ids=["empty", "not full", "wrapped"])
-@pytest.mark.parametrize("make_buffer", [*BUFFERS.values(), SEQUENCES], ids=[*BUFFERS, "sequences"])
+@pytest.mark.parametrize(
+    "make_buffer",
+    [*BUFFERS.values(), *SEQUENCE_BUFFERS.values()],
+    ids=[*BUFFERS, *SEQUENCE_BUFFERS],
+)
 def test_buffer_from_a_file_samples_the_same_before_and_after_more_data(
     tmp_path, make_buffer, num_steps
 ):

@@ -69,6 +69,9 @@ READS = {
     "TakesAnItem": lambda self, reward: reward * reward.max().item(),
     "TakesAList": lambda self, reward: reward + sum(reward.flatten().tolist()),
     "UsesNumpy": lambda self, reward: torch.from_numpy(reward.numpy() * 2),
+    "MakesATensor": lambda self, reward: reward * torch.tensor([[reward[0, 0], 1.0]]).sum(),
+    "Formats": lambda self, reward: reward * len(f"{reward[0, 0]:.1f}"),
+    "Slices": lambda self, reward: reward * reward[: reward[0, 0].long()].sum(),
     "CountsRows": lambda self, reward: reward + len((reward > 2).nonzero()),
 }
 DRAWS = {

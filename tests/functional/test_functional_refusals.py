@@ -142,13 +142,14 @@ def test_function_that_draws_globally_raises(name):
 HOST_READS = {
     "branch": branching,
     "item": lambda x: x[0] * x[1].item(),
+    "tensor": lambda x: torch.tensor([x[0], x[1]]).sum(),
     "list": lambda x: torch.tensor(x.tolist())[0],
 }
 
 
 @pytest.mark.parametrize("function", HOST_READS.values(), ids=HOST_READS)
 def test_function_that_reads_on_the_host_is_told_the_remedy(function):
-    with pytest.raises(TypeError, match=r"reward.*torch\.where"):
+    with pytest.raises(TypeError, match=r"reward.*torch\.where.*torch\.stack"):
         FunctionalEnv(on_position(function), 3)
 
 

@@ -1,6 +1,7 @@
 """to_rsl_rl and PPO under rsl_rl's own OnPolicyRunner, and against hand-computed episodes."""
 
 import copy
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,9 @@ from torchwrap import transforms as T
 from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
+
+# Bounds that no step of ScriptedEnv depends on.
+pytestmark = pytest.mark.filterwarnings("ignore:to_rsl_rl.*unbounded:UserWarning")
 
 THEIRS = "PPO"
 OURS = "torchwrap.interop.rsl_rl:PPO"
@@ -295,6 +299,32 @@ def test_runner_saves_the_statistics_of_the_env_and_loads_them(
     for name, value in env.state_dict().items():
         assert (loaded.state_dict()[name] == value).all(), name
         assert (unloaded.state_dict()[name] != value).any(), name
+
+
+def test_failed_snapshot_leaves_no_checkpoint_without_the_run(monkeypatch):
+    def snapshot():
+        raise RuntimeError("out of memory")
+
+    env = make_learned()
+    runner = make_runner(env)
+    assert "run" in runner.alg.save()
+    monkeypatch.setattr(env, "snapshot", snapshot)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.alg.save()
+
+
+def test_checkpoint_in_an_interrupted_step_holds_the_statistics_alone(monkeypatch):
+    def interrupt(action):
+        raise KeyboardInterrupt
+
+    env = make_learned()
+    runner = make_runner(env)
+    monkeypatch.setattr(env.unwrapped, "_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.learn(1)
+    saved = runner.alg.save()
+    assert "run" not in saved
+    assert saved["env_state_dict"].keys() == env.state_dict().keys()
 
 
 def test_student_and_teacher_see_the_statistics_of_the_teachers_checkpoint(tmp_path):
@@ -875,6 +905,14 @@ def test_spaces_that_rsl_rl_does_not_take_are_refused_before_a_reset(spaces, nam
     with pytest.raises(ValueError, match=f"to_rsl_rl.*{name}"):
         to_rsl_rl(env)
     assert env.np_random_seed is None
+
+
+def test_bounds_of_actions_warn_unless_the_env_clips():
+    env = tw.make("Pendulum-v1", 2)
+    with pytest.warns(UserWarning, match=r"to_rsl_rl.*unbounded.*Box\(-2.0, 2.0.*ClipAction"):
+        to_rsl_rl(env)
+    with warnings.catch_warnings(action="error"):
+        to_rsl_rl(tw.TransformedEnv(env, T.ClipAction()))
 
 
 def test_other_types_are_refused():

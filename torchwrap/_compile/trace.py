@@ -30,13 +30,20 @@ from torchwrap.policy import act
 from torchwrap.transforms.transform import Transform
 
 _USE_OPERATORS = (
-    "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
+    "Use torch.where instead of `if`, torch.stack([x, y]) instead of torch.tensor([x, y]), "
+    "x[i + torch.arange(2)] instead of x[i : i + 2], and in a transform the methods of the mask"
 )
 _USE_BUFFERS = "Keep values that change in a buffer, and draw with torchwrap.random"
 _HOST_READS = {  # names of functions that need values
     *("item", "tolist", "numpy", "nonzero", "argwhere"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),
 }
+# Words in PyTorch's errors for values that it does not have, the last two of `torch.tensor([x])`
+# and of an f-string.
+_VALUE_ERRORS = (
+    *("data-dependent", "DataDependent", "DynamicOutputShape"),
+    *("data is not allocated yet", "FakeTensor.__format__"),
+)
 _LIBRARIES = ("torch", "tensordict")
 
 
@@ -209,7 +216,7 @@ def _reason(error: Exception) -> Refusal | None:
         fault = "uses a tensor that none of its modules holds"
         remedy = "Register it as a buffer or a parameter, or a policy's state with PolicyState"
         return Refusal(fault, remedy)
-    if any(sign in text for sign in ("data-dependent", "DataDependent", "DynamicOutputShape")):
+    if any(sign in text for sign in _VALUE_ERRORS):
         return Refusal("reads values on the host", _USE_OPERATORS)
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
 from typing import Any, TypeAlias
@@ -48,7 +47,7 @@ def to_rsl_rl(
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
             images `(C, H, W)` for rsl_rl's CNNModel, named "policy" for rsl_rl; or a Dict of them,
             whose keys are the names of rsl_rl's observation groups. rsl_rl's actions
-            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+            are unbounded: put `transforms.ClipAction` on the env. Bounds of its actions warn.
         cfg: for the runner's loggers; it is copied. `{"is_finite_horizon": True}` leaves
             `extras["time_outs"]` out, as in Isaac Lab, so that nothing is added to the reward at a
             time-out. "step_dt" is the time step by which rsl_rl multiplies the weight of random
@@ -64,7 +63,9 @@ def to_rsl_rl(
         the episodes that ended. rsl_rl logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
+    >>> from torchwrap import TransformedEnv, transforms as T
+    >>> env = ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated")
+    >>> env = to_rsl_rl(TransformedEnv(env, T.ClipAction()))
     >>> obs, rewards, dones, extras = env.step(torch.zeros(2, env.num_actions))
     >>> obs["policy"][0], extras["final_obs"]["policy"][0], dones, extras["time_outs"]
     (tensor([ 0., 10., 20.]), tensor([ 1., 11., 21.]), tensor([1, 1]), tensor([True, True]))
@@ -92,7 +93,12 @@ class RslRlVecEnv(VecEnv):
                 )
         else:
             _check_space("observations", observations, remedy, 1, 3)
-        _check_space("actions", env.single_action_space, "TransformAction", 1)
+        actions = env.single_action_space
+        _check_space("actions", actions, "TransformAction", 1)
+        if actions.bounded_above.any() or actions.bounded_below.any():  # type: ignore[attr-defined]
+            fault = f"rsl_rl's actions are unbounded, those of the env are in {actions}"
+            remedy = "Put transforms.ClipAction on the env"
+            warnings.warn(refusal("to_rsl_rl", fault, remedy=remedy), stacklevel=3)
         self.unwrapped = self  # random network distillation reads unwrapped.step_dt
         self.step_dt = self.cfg.get("step_dt", 1)
         self.num_envs = env.num_envs
@@ -197,7 +203,8 @@ class _WithEnv:
         saved = super().save()  # type: ignore[misc]
         if self.env is not None:
             saved["env_state_dict"] = self.env.state_dict()
-            with contextlib.suppress(RuntimeError):  # a simulator, or an interrupted step
+            # A simulator has no snapshot, nor an env in an interrupted step.
+            if self.env.can_snapshot and self.env._status.unfinished is None:
                 saved["run"] = {
                     "envs": self._envs(),
                     "snapshot": self.env.snapshot().to_dict(),

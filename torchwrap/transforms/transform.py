@@ -70,6 +70,13 @@ class Transform(BatchedModule):
     _below: Signature
     _above: Signature
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if any(hasattr(value, "action_space") for value in args):
+            fault = "it takes no env"
+            remedy = f"Write TransformedEnv(env, {cls.__name__}(...))"
+            raise TypeError(refusal(cls.__name__, fault, remedy=remedy))
+        return super().__new__(cls)
+
     def __init__(self) -> None:
         super().__init__()  # takes no arguments, whereas nn.Module takes any
 
