@@ -143,9 +143,12 @@ def array(
 ) -> Any:
     """Real numbers in [low, high] as a new NumPy array."""
     numbers = np.array(on_host(value))
-    are_real = numbers.dtype.kind in "iuf" and numbers.size > 0
-    # Numbers of Python, because NumPy would round the bounds to float32, and so to infinity.
-    if not are_real or not low <= numbers.min().item() <= numbers.max().item() <= high:
+    fits = numbers.dtype.kind in "iuf" and numbers.size > 0
+    if fits:
+        # A number of Python, because NumPy would round `high` to float32, and so to infinity.
+        lowest = numbers.min().item()
+        fits = low <= lowest <= numbers.max().item() <= high
+    if not fits:
         must = f"{name} must be finite numbers in [{low:g}, {high:g}]"
         raise ValueError(refusal(owner, must, repr(value)))
     return numbers
