@@ -50,7 +50,7 @@ def from_minari(episode: EpisodeData) -> TensorDict:
 
 def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDataset:
     """Writes the episodes of a collection that end in it."""
-    whole = [episode for episode in episodes(data) if episode["next", "done"][-1]]
+    whole = [episode for episode in episodes(data.detach()) if episode["next", "done"][-1]]
     return minari.create_dataset_from_buffers(
         dataset_id,
         [to_minari(episode) for episode in whole],

@@ -103,6 +103,10 @@ class Args:
     """end an iteration early if the approximate KL divergence exceeds this; None disables it"""
     normalize: bool | None = None
     """normalize observations and rewards by running statistics, and clip them to [-10, 10]"""
+    hidden_size: int | None = None
+    """units of each of the two hidden layers of the networks, unless observations are images"""
+    log_std: float | None = None
+    """logarithm of the initial standard deviation of continuous actions"""
 
 
 def make_env(
@@ -296,7 +300,7 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         torch.set_num_threads(args.num_threads)
     fill_in(args, make)
     env = make_env(args, args.num_envs, make)
-    agent = Agent(env).to(args.device)
+    agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
     optimizer = make_optimizer(agent, args)
     collect = make_collector(env, agent, args)
     log = Log(args, env, start_time)

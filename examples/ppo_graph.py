@@ -250,7 +250,6 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     adam["params"].sum().item()  # waits for the device
     seconds = time.perf_counter() - first_iteration
     torch.save({"env": state.to_dict(), "adam": adam}, args.out / "checkpoint.pt")
-
     seeds = list(zip(state, adam["params"])) if many else [(state, adam["params"])]
     returns = [evaluate(env, agent, *each, args) for each in seeds]
     steps = (num_iterations - 1) * batch_size * args.num_seeds
@@ -258,7 +257,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     metrics["first_iteration_seconds"] = first_iteration - start_time
     (args.out / "metrics.json").write_text(json.dumps(metrics))
     print(json.dumps(metrics, indent=2))
-    plot(args, torch.stack(curve).cpu(), batch_size)
+    plot(args, torch.stack(curve).cpu(), env.signature.max_episode_steps or 0)
     return metrics
 
 
@@ -273,17 +272,18 @@ def evaluate(env: tw.Env, agent: Agent, state: Any, params: Tensor, args: Args) 
     return episodes["episode_return"].mean().item()
 
 
-def plot(args: Args, curve: Tensor, batch_size: int) -> None:
+def plot(args: Args, curve: Tensor, max_episode_steps: int) -> None:
     """Mean returns of the episodes that end in an iteration: mean and range of the seeds."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     known = ~curve.isnan().any(1)  # in the other iterations, a seed ended no episode
-    steps = batch_size * (1 + known.nonzero().squeeze(1))
+    steps = args.num_envs * args.num_steps * (1 + known.nonzero().squeeze(1))
     curve = curve[known]
     axes.plot(steps, curve.mean(1))
     axes.fill_between(steps, curve.amin(1), curve.amax(1), alpha=0.2)
-    axes.set(title=f"PPO on {args.env_id}", xlabel="env steps", ylabel="mean episode return")
-    figure.savefig(args.out / "learning_curve.png")
+    num_biased = min(max_episode_steps * args.num_envs, args.total_timesteps)
+    axes.axvspan(0, num_biased, color="gray", alpha=0.15)
+    axes.set(title=args.env_id, xlabel="env steps; gray: no long episode has ended yet")
+    axes.figure.savefig(args.out / "learning_curve.png")
 
 
 if __name__ == "__main__":

@@ -24,17 +24,25 @@ COLUMNS = (
     "update_epochs",
     "clip_vloss",
     "normalize",
+    "hidden_size",
+    "log_std",
 )
 # as CleanRL's ppo.py, but without an entropy bonus
-DISCRETE_ACTIONS = (500_000, 2.5e-4, 4, 128, 0.99, 0.95, 4, 4, True, False)
+DISCRETE_ACTIONS = (500_000, 2.5e-4, 4, 128, 0.99, 0.95, 4, 4, True, False, 64, 0.0)
 # as CleanRL's ppo_continuous_action.py
-CONTINUOUS_ACTIONS = (1_000_000, 3e-4, 1, 2048, 0.99, 0.95, 32, 10, True, True)
+CONTINUOUS_ACTIONS = (10**6, 3e-4, 1, 2048, 0.99, 0.95, 32, 10, True, True, 64, 0.0)
 PRESETS = {
-    "CartPole-v1": (150_000, 3e-3, 64, 32, 0.98, 0.95, 4, 8, False, False),
-    "Acrobot-v1": (400_000, 3e-3, 32, 128, 0.99, 0.9, 4, 10, False, True),
-    "MountainCar-v0": (1_000_000, 3e-3, 64, 128, 0.99, 0.98, 16, 10, False, True),
-    "MountainCarContinuous-v0": (1_000_000, 1e-3, 64, 256, 0.9999, 0.9, 16, 10, False, True),
-    "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.9, 0.95, 16, 10, False, True),
+    "CartPole-v1": (150_000, 3e-3, 64, 32, 0.98, 0.95, 4, 8, False, False, 64, 0.0),
+    "Acrobot-v1": (400_000, 3e-3, 32, 128, 0.99, 0.9, 4, 10, False, True, 64, 0.0),
+    "MountainCar-v0": (10**6, 3e-3, 64, 128, 0.99, 0.98, 16, 10, False, True, 64, 0.0),
+    "MountainCarContinuous-v0": (10**6, 1e-3, 64, 256, 0.9999, 0.9, 16, 10, False, True, 64, 0.0),
+    "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.9, 0.95, 16, 10, False, True, 64, 0.0),
+    "HalfCheetah-v5": (10**6, 3e-4, 8, 256, 0.98, 0.95, 32, 10, False, True, 256, -1.0),
+    "Hopper-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
+    "Walker2d-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
+    "InvertedPendulum-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
+    "Ant-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
+    "Humanoid-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
 }
 
 # By network: channels, size and stride of each convolution; the linear layer that follows
@@ -90,13 +98,13 @@ def cnn(shape: Sequence[int], name: str) -> tuple[nn.Sequential, int]:
     return network, features
 
 
-def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+def mlp(inputs: int, outputs: int, std: float, hidden_size: int) -> nn.Sequential:
     return nn.Sequential(
-        layer_init(nn.Linear(inputs, 64)),
+        layer_init(nn.Linear(inputs, hidden_size)),
         nn.Tanh(),
-        layer_init(nn.Linear(64, 64)),
+        layer_init(nn.Linear(hidden_size, hidden_size)),
         nn.Tanh(),
-        layer_init(nn.Linear(64, outputs), std),
+        layer_init(nn.Linear(hidden_size, outputs), std),
     )
 
 
@@ -148,9 +156,9 @@ class ImageNetwork(nn.Module):
         return outputs.view(*images.shape[:-3], -1)
 
 
-def make_network(space: gymnasium.Space, outputs: int, std: float) -> nn.Module:
+def make_network(space: gymnasium.Space, outputs: int, std: float, hidden_size: int) -> nn.Module:
     if image_shape(space) is None:
-        return mlp(space.shape[0], outputs, std)
+        return mlp(space.shape[0], outputs, std, hidden_size)
     return ImageNetwork(space, outputs, std)
 
 
@@ -172,7 +180,7 @@ class Choices:
 
 
 class Agent(nn.Module):
-    def __init__(self, env: tw.Env) -> None:
+    def __init__(self, env: tw.Env, hidden_size: int = 64, log_std: float = 0.0) -> None:
         super().__init__()
         action_space = env.single_action_space
         self.discrete = isinstance(action_space, DISCRETE)
@@ -181,10 +189,10 @@ class Agent(nn.Module):
             self.sizes = action_space.nvec.tolist()
         space = env.single_observation_space
         outputs = gymnasium.spaces.flatdim(action_space)  # logits, or means of a Box
-        self.critic = make_network(space, 1, std=1.0)
-        self.actor = make_network(space, outputs, std=0.01)
+        self.critic = make_network(space, 1, 1.0, hidden_size)
+        self.actor = make_network(space, outputs, 0.01, hidden_size)
         if not self.discrete:
-            self.actor_logstd = nn.Parameter(torch.zeros(outputs))
+            self.actor_logstd = nn.Parameter(torch.full((outputs,), log_std))
 
     def get_value(self, observation: Tensor) -> Tensor:
         return self.critic(observation.float()).squeeze(-1)

@@ -336,6 +336,24 @@ def test_collector_argument_assigned_raises(name):
     assert getattr(collect, name) is before
 
 
+LATE = {
+    "shape": lambda: {"log_prob": torch.zeros(2, 1)},  # would broadcast
+    "dtype": lambda: {"log_prob": torch.zeros(2, 3).double()},
+    "missing": dict,
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+def test_policy_that_returns_another_entry_in_a_later_step_raises(late):
+    results = [{"log_prob": torch.zeros(2, 3)}] * 2 + [late()]
+
+    def policy(td):
+        return td.update({"action": torch.zeros(2, 6), **results.pop(0)})
+
+    with pytest.raises((TypeError, ValueError), match="Collector: log_prob"):
+        tw.rollout(ScriptedEnv(2), policy, 3)
+
+
 def test_policy_that_returns_other_keys_or_shapes_in_another_call_is_followed():
     extra = {}
     collect = tw.Collector(

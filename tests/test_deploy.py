@@ -770,6 +770,14 @@ def test_policy_is_refused(policy, kind, words):
         tw.deploy(stack(continuous), policy)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
+def test_policy_whose_state_has_the_rows_of_its_training_is_refused(kind):
+    policy = StatefulRnn(3, 2, kind)
+    policy(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
+    with pytest.raises(ValueError, match=r"got \[1, 5, 2\].*PolicyState"):
+        tw.deploy(stack(continuous), policy)
+
+
 @pytest.mark.parametrize(
     ("transform", "policy", "words"),
     [

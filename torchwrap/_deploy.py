@@ -62,8 +62,8 @@ def deploy(
     It consists of copies of the env's observation transforms, the policy, and the env's action
     transforms, with frozen statistics, and computes the actions of `evaluate`, bit for bit. A
     function computes with copies of what it and other functions of its file name; of a plain object
-    with modules, these alone are copied. Rewards, time limits and statistics of episodes are left
-    out.
+    with modules, these, tensors, arrays and constants are copied. Rewards, time limits and
+    statistics of episodes are left out.
 
     The result is called as `module(observation) -> action`. If something lasts from step to step
     (frames, delays, clocks, the states of `PolicyState`), it is called as `module(observation,
@@ -347,7 +347,12 @@ class DeployedPolicy(nn.Module):
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            first: Any = self(*inputs)
+            try:
+                first: Any = self(*inputs)
+            except RuntimeError as error:
+                must = "policy must act on any number of rows"
+                declare = "If it carries state from step to step, declare it with PolicyState"
+                raise ValueError(refusal("deploy", must, f"{error!r} for 2", declare)) from error
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]

@@ -139,7 +139,11 @@ class Collector:
                 for key, leaf in self._select(transition).items():
                     storage[key] = leaf.new_empty(self.num_steps, *leaf.shape)
             for key, value in storage.items():
-                value[step].copy_(transition.get(key))
+                row = value[step]
+                leaf = transition.get(key, None)
+                what = f"{key} of every step"
+                spaces.check_tensor("Collector", what, leaf, row.shape, row.dtype, row.device)
+                row.copy_(leaf)
         return storage, root
 
     def _step(self, root: Root, step: Step) -> tuple[TensorDict, Root]:

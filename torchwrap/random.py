@@ -85,7 +85,9 @@ class Key(NamedTuple):
         [0, 0, 0, 3, 3, 3, 6]
         """
         steps_held = self.draw if period is None else self.draw % period
-        return self._replace(draw=self.draw - steps_held)
+        draw = self.draw - steps_held
+        generators.note_held(draw, self.draw)
+        return self._replace(draw=draw)
 
     def select(self, rows: Tensor) -> Key:
         """Returns the keys of some envs only, by their row indices (int64, `(n,)`)."""
@@ -269,8 +271,7 @@ def bits(key: Key, count: int) -> Tensor:
     first_block = key.tag << _BLOCK_BITS
     num_blocks = (count + 3) // 4
     blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
-    if generators.keys_of_thread and not torch.compiler.is_compiling():
-        generators.note(key[:5], key.tag, key.fold)
+    generators.note(key[:5], key.tag, key.fold)
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]

@@ -244,7 +244,8 @@ def check_transform(
 ) -> None:
     """Checks that a transform keeps the contract of `Transform`, and an env with it that of `Env`.
 
-    Checks of episodes run again with random observations and rewards instead of those of the env.
+    Checks of episodes run again with random observations and rewards instead of those of the env,
+    and by default in longer episodes.
 
     Python values are constants of a compiled graph. A value that changes between two calls, such as
     an attribute that a training loop anneals, is not found: hold it in a buffer.
@@ -270,6 +271,8 @@ def check_transform(
     first = (_check_step_results, _check_action, _check_masked_reset, _check_eval)
     _run_checks((*first, *_ENV_CHECKS[1:], _check_state_dict), make_env, make)
     again = (_check_seeding, _check_partial_reset, _check_snapshot)
+    if make_env is ScriptedEnv:
+        make_env = functools.partial(ScriptedEnv, episode_lengths=(17, 3, 1, 12))
     _run_checks(again, make_env, make, _RandomSteps)
 
 

@@ -766,6 +766,7 @@ def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch, space):
     dataset_of = load_example("minari_dataset")
     env = ScriptedEnv(2, episode_lengths=(3, 1, 2), observation_space=space)
     data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    data["action"].requires_grad_()  # as of a loop without no_grad
     dataset_of.write("scripted/test-v0", data, env)
     dataset = minari.load_dataset("scripted/test-v0")
     found = list(dataset.iterate_episodes())

@@ -37,6 +37,7 @@ STYLES = {"eager": ":", "step": "--", "torch.compile": "-."}
 COLORS = {
     "torchwrap": "C3",
     "gymnax": "C0",
+    "CleanRL": "C0",
     "Stable": "C1",
     "TorchRL": "C2",
     "Gymnasium": "C4",
@@ -75,7 +76,8 @@ def draw_scores(
     panels = canvas.subplots(2, 3).flat
     for axes, (env, score) in zip(panels, published.items(), strict=True):
         for trainer, label in (
-            ("sb3", "Stable-Baselines3, tuned"),
+            ("sb3", "Stable-Baselines3, the zoo's hyperparameters"),
+            ("cleanrl", "CleanRL's hyperparameters"),
             ("torchwrap", "torchwrap's examples/ppo.py"),
         ):
             for key, run in runs.items():

@@ -121,7 +121,8 @@ def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
     return {**result, "steps_per_second": model.num_timesteps / seconds}
 
 
-# Hyperparameters of rl-baselines3-zoo for the v3 of each env (hyperparams/ppo.yml), with one env
+# Hyperparameters of rl-baselines3-zoo (hyperparams/ppo.yml, April 2026) for the v4 or v2 of each
+# env, with one env. Where it has none, those of SB3 are used, as in the zoo.
 MUJOCO = {
     "Hopper-v5": dict(
         n_steps=512,
@@ -135,6 +136,18 @@ MUJOCO = {
         max_grad_norm=0.7,
         vf_coef=0.835671,
     ),
+    "Walker2d-v5": dict(
+        n_steps=512,
+        batch_size=32,
+        gamma=0.99,
+        learning_rate=5.05041e-05,
+        ent_coef=0.000585045,
+        clip_range=0.1,
+        n_epochs=20,
+        gae_lambda=0.95,
+        max_grad_norm=1,
+        vf_coef=0.871923,
+    ),
     "HalfCheetah-v5": dict(
         n_steps=512,
         batch_size=64,
@@ -147,7 +160,39 @@ MUJOCO = {
         max_grad_norm=0.8,
         vf_coef=0.58096,
     ),
+    "InvertedPendulum-v5": dict(
+        n_steps=32,
+        batch_size=64,
+        gamma=0.999,
+        learning_rate=0.000222425,
+        ent_coef=1.37976e-07,
+        clip_range=0.4,
+        n_epochs=5,
+        gae_lambda=0.9,
+        max_grad_norm=0.3,
+        vf_coef=0.19816,
+    ),
+    "Ant-v5": dict(gamma=0.99),
+    "Humanoid-v5": dict(
+        n_steps=512,
+        batch_size=256,
+        gamma=0.95,
+        learning_rate=3.56987e-05,
+        ent_coef=0.00238306,
+        clip_range=0.3,
+        n_epochs=5,
+        gae_lambda=0.9,
+        max_grad_norm=2,
+        vf_coef=0.431892,
+    ),
 }
+WIDE_NETWORK = dict(
+    log_std_init=-2,
+    ortho_init=False,
+    activation_fn=nn.ReLU,
+    net_arch=dict(pi=[256, 256], vf=[256, 256]),
+)
+WITH_WIDE_NETWORK = ("Hopper-v5", "HalfCheetah-v5", "Humanoid-v5")
 
 
 class Curve(BaseCallback):
@@ -171,12 +216,7 @@ def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
     curve = Curve()
     tuned = MUJOCO[id]
     env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=tuned["gamma"])
-    network = dict(
-        log_std_init=-2,
-        ortho_init=False,
-        activation_fn=nn.ReLU,
-        net_arch=dict(pi=[256, 256], vf=[256, 256]),
-    )
+    network = WIDE_NETWORK if id in WITH_WIDE_NETWORK else None
     options = dict(seed=seed, device="cpu", policy_kwargs=network)
     model = PPO("MlpPolicy", env, **options, **tuned)
     start = time.perf_counter()

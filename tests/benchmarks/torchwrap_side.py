@@ -143,11 +143,9 @@ def vec_env(space: str, num_envs: int) -> Timed:
     return Timed(lambda: venv.step(actions))
 
 
-def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:
+def learn(id: str, seed: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     """The metrics and the learning curve of a run of examples/ppo.py."""
-    command = [sys.executable, "examples/ppo.py", "--env-id", id, "--seed", str(seed)]
-    if compiled:
-        command.append("--compile")
+    command = [sys.executable, "examples/ppo.py", "--env-id", id, "--seed", str(seed), *flags]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*command, "--out", folder], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
@@ -183,8 +181,9 @@ def _half_cheetah(num_envs: int, transforms: Sequence[str]) -> tw.Env:
 
 
 def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
-    """A step of examples/ppo.py, without its first iteration."""
+    """A step of examples/ppo.py with CleanRL's networks and loss, without its first iteration."""
     flags = dict(env_id=loops.ENV_ID, num_envs=num_envs, compile=compiled)
+    flags |= dict(hidden_size=64, clip_vloss=True)
     flags["total_timesteps"] = (1 + loops.ITERATIONS) * loops.BATCH_SIZE
     with mock.patch("time.perf_counter", time.process_time):
         metrics = _metrics("ppo", **flags)

@@ -45,9 +45,19 @@ def timed(*transforms, space=None, **arguments):
     return tw.TransformedEnv(below, T.TimeAwareObservation(**arguments), *transforms)
 
 
+def grouped(kind, *above, space=None):
+    groups = {"group": [T.TimeAwareObservation(), *above]}
+    if kind is T.ObservationGroups:
+        groups["other"] = [T.NormalizeObservation()]
+    env = ScriptedEnv(2, (2,), episode_lengths=None, observation_space=space)
+    return tw.TransformedEnv(env, T.TimeLimit(10), kind(groups), T.RecordEpisodeStatistics())
+
+
 def shown(env, root):
     """The time in the last column, or under its key."""
-    observation = root["observation"]
+    observation = root.get(("observation", "group"), None)
+    if observation is None:
+        observation = root["observation"]
     if isinstance(observation, torch.Tensor):
         return observation[:, -1].tolist()
     return observation["time" if "time" in observation.keys() else "1"].flatten().tolist()
@@ -55,6 +65,7 @@ def shown(env, root):
 
 OTHERS = [T.ClipAction, T.RecordEpisodeStatistics, T.NormalizeReward]
 PARTS = spaces.Dict(a=spaces.Box(-9, 9, (2,)))
+GROUP = spaces.Dict(group=spaces.Box(-9, 9, (2,)), other=spaces.Discrete(3))
 PAIR = spaces.Tuple([spaces.Box(-9, 9, (2,))])
 SHOWN = {  # and the time of 3 and 7 steps
     "native": (native, [3, 7]),
@@ -65,6 +76,8 @@ SHOWN = {  # and the time of 3 and 7 steps
     "a flat Dict": (lambda: timed(space=PARTS), [3, 7]),
     "a Tuple": (lambda: timed(space=PAIR, flatten=False), [3, 7]),
     "below others": (lambda: timed(*[kind() for kind in OTHERS]), [3, 7]),
+    "a group": (lambda: grouped(T.ObservationGroups), [3, 7]),
+    "a key": (lambda: grouped(T.ObservationKeys, space=GROUP), [3, 7]),
     "an env that retimes": (lambda: own(Retimed), [3, 7]),
 }
 
@@ -131,6 +144,7 @@ HIDDEN = {
     "native below a stack": lambda: native(T.FrameStackObservation(2)),
     "native below time": lambda: native(T.TimeAwareObservation()),
     "time below a clip": lambda: timed(T.ClipObservation(0, 9)),
+    "time below a clip in a group": lambda: grouped(T.ObservationGroups, T.ClipObservation(0, 9)),
     "an env with a clock": lambda: own(Counting),
     "an env with a clock below others": lambda: own(Counting, T.ScaleReward(2)),
     "a retimed env below a clip": lambda: own(Retimed, T.ClipObservation(0, 9)),
@@ -145,7 +159,7 @@ def test_assignment_that_the_root_could_not_show_is_refused(make):
     before = root["observation"].clone()
     with pytest.raises(RuntimeError, match="elapsed_steps"):
         env.elapsed_steps = STEPS
-    assert torch.equal(root["observation"], before)
+    assert (root["observation"] == before).all()
     assert env.elapsed_steps.tolist() == [0, 0]
 
 

@@ -276,9 +276,13 @@ def test_preset_on_an_env_without_frames_raises() -> None:
         tw.TransformedEnv(tw.make("CartPole-v1"), T.atari("gymnasium"))
 
 
-@pytest.mark.parametrize("frameskip", [4, (2, 5)], ids=str)
-def test_skipping_frames_of_a_game_that_skips_raises(frameskip):
-    env = tw.make("ale_py:ALE/Pong-v5", 1, frameskip=frameskip)
+@pytest.mark.parametrize(
+    "arguments",
+    [{"frameskip": 4}, {"frameskip": (2, 5)}, {"backend": "ale"}],
+    ids=["4", "2 to 5", "ALE's vector env"],
+)
+def test_skipping_frames_of_a_game_that_skips_raises(arguments):
+    env = tw.make("ale_py:ALE/Pong-v5", 1, **arguments)
     with pytest.raises(ValueError, match="frameskip"):
         tw.wrappers.MaxAndSkipObservation(env)
 

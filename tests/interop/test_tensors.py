@@ -308,6 +308,17 @@ def test_simulator_that_makes_new_tensors_is_not_copied():
         assert transition["next", name].data_ptr() == value.data_ptr()
 
 
+def test_step_of_a_differentiable_simulator_has_no_graph():
+    scale = torch.ones(4, 1, requires_grad=True)
+    columns = scale, scale < 0, scale < 0, {"height": scale.squeeze(1)}
+    made = scale.expand(4, 3), *columns
+    env = wrap(Simulator(4), lambda action: made, reuses_memory=False, info_keys=["height"])
+    env.reset()
+    transition, td = env.step(env.sample_action())
+    tensors = [*transition.values(True, True), *td.values(True, True)]
+    assert [value for value in tensors if value.requires_grad] == []
+
+
 # Values.
 
 

@@ -51,6 +51,7 @@ def folded(rng):
 TWICE = {
     "other distributions": lambda rng: (random.uniform(rng), random.integers(rng, 5)),
     "one distribution": lambda rng: (random.normal(rng), random.normal(rng)),
+    "a held key": lambda rng: (random.uniform(rng), random.integers(rng.hold(5), 5)),
     "equal folds": lambda rng: (
         random.uniform(rng.fold_in(2)),
         random.uniform(rng.fold_in(1).fold_in(1)),

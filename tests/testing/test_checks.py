@@ -188,6 +188,21 @@ class AirTime(T.Transform):
         return td
 
 
+class Tires(T.Transform):
+    """Gives no reward after ten steps, and none in later episodes: `reset` forgets a buffer."""
+
+    elapsed = tw.EnvBuffer((1,), torch.int64)
+    is_tired = tw.EnvBuffer((1,), torch.bool)
+
+    def step(self, td):
+        self.is_tired.logical_or_(self.elapsed.add_(1) > 10)
+        return td.set("reward", torch.where(self.is_tired, 0.0, td["reward"]))
+
+    def reset(self, td, mask):
+        mask.fill_(self.elapsed, 0)
+        return td
+
+
 class RenamesItsArgument(T.RewardTransform):
     def __init__(self, scale=2):
         super().__init__()
@@ -236,6 +251,7 @@ BROKEN = {  # a transform and a pattern: the layer, and the fault
     "keys": (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\).* keys"),
 }
 MORE_BROKEN = {
+    "no reset after long episodes": (Tires, r"^Tires\(\): after reset\(seed\)"),
     "kept tensor": (KeepsATensor, r"^KeepsATensor\(\): .*KeepsATensor.reward.*tensor"),
     "late draw": (DrawsLater, r"^DrawsLater\(\): .*random"),
     "closure": (rewarding(lambda r: seen.append(r) or r + len(seen)), r"^Foreign\(\): .*different"),

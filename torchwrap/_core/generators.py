@@ -84,10 +84,19 @@ keys_of_thread: dict[int, list[tuple[Any, ...]]] = {}
 
 def note(words: tuple[Any, ...], *numbers: int) -> None:
     """Notes the key of a draw. Its words stay alive, so that their ids are not used again."""
+    if not keys_of_thread or torch.compiler.is_compiling():
+        return
     keys = keys_of_thread.get(threading.get_ident(), [])
     if not words[-1].is_inference():  # such tensors count no writes
+        words = tuple([getattr(word, "held_from", word) for word in words])
         versions = [(id(word), word._version) for word in words]
         keys.append(((*versions, *numbers), words))
+
+
+def note_held(held: Any, word: Any) -> None:
+    """Lets `note` take a word that is held for some steps for the one that it equals in others."""
+    if keys_of_thread and not torch.compiler.is_compiling():
+        held.held_from = word
 
 
 @contextlib.contextmanager

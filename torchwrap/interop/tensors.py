@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import Path, RowMask, tensordict
 from torchwrap.env import Options
 from torchwrap.interop import _checks
 from torchwrap.interop._functions import FunctionsEnv
@@ -211,16 +211,15 @@ class TensorEnv(FunctionsEnv):
 
     def _observation(self, function: str, value: Any, copy: bool) -> spaces.Value:
         self._check_observation(function, value, self.num_envs)
-        return spaces.build(
-            self.single_observation_space,
-            lambda path, leaf: spaces.entry(value, path).to(
-                self.device, spaces.dtype(leaf), copy=copy
-            ),
-            self.num_envs,
-        )
+
+        def convert(path: Path, leaf: Space[Any]) -> Tensor:
+            tensor = spaces.entry(value, path).detach()
+            return tensor.to(self.device, spaces.dtype(leaf), copy=copy)
+
+        return spaces.build(self.single_observation_space, convert, self.num_envs)
 
     def _column(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        column = value.to(self.device, dtype, copy=self.reuses_memory)
+        column = value.detach().to(self.device, dtype, copy=self.reuses_memory)
         return column.view(self.num_envs, 1)
 
     def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:

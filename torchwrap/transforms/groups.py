@@ -7,12 +7,12 @@ from typing import Any
 
 from gymnasium.spaces import Dict
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import Compose, Transform
+from torchwrap.transforms.transform import Compose, Transform, retimed
 
 
 class _Groups(Transform):
@@ -75,6 +75,21 @@ class _Groups(Transform):
             below = td.copy().set("observation", entries[name].clone())
             entries[name] = getattr(part, hook)(below, *mask)["observation"]
         return td.set("observation", tensordict(entries, td.batch_size[0]))
+
+    def _clocks(self) -> list[Tensor]:
+        clocks = []
+        for stack in self.parts.values():
+            clocks += stack._clocks()
+        return clocks
+
+    def _retimed(self, observation: Any, steps: Tensor) -> Any:
+        entries = {} if observation is None else dict(observation.items())
+        for name, stack in self.parts.items():
+            parts = reversed(list(stack.flat()))
+            above, _ = retimed(parts, entries.get(name), steps)
+            if above is not None:
+                entries[name] = above
+        return tensordict(entries, len(steps)) if entries else None
 
 
 def _is_foreign(transform: Transform) -> bool:

@@ -158,10 +158,13 @@ class MaxAndSkipObservation(_Repeat):
         super().__init__(env, skip, summed_info)
         self.skip = skip
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
-        frameskip = "_frameskip"  # ALE's name
-        if env.has_wrapper_attr(frameskip) and set(env.get_wrapper_attr(frameskip)) != {1}:
+        spec = env.unwrapped.spec
+        skips = [] if spec is None else [spec.kwargs.get("frameskip", 1)]
+        if env.has_wrapper_attr("_frameskip"):  # ALE's name
+            skips += env.get_wrapper_attr("_frameskip")
+        if any(skip != 1 for skip in skips):
             must = "env must skip no frames itself"
-            got = f"frameskip={env.get_wrapper_attr(frameskip)[0]}"
+            got = f"frameskip={skips[-1]}"
             remedy = "Pass frameskip=1 to torchwrap.make"
             raise ValueError(refusal("MaxAndSkipObservation", must, got, remedy))
 

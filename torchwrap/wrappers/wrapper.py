@@ -11,13 +11,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core import spec as specs
-from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.transform import Compose, Transform
+from torchwrap.transforms.transform import Compose, Transform, retimed
 
 
 class Wrapper(Env):
@@ -132,9 +131,6 @@ class Wrapper(Env):
         is_set = is_below and self.env.set_wrapper_attr(name, value, force=False)
         return is_set or super().set_wrapper_attr(name, value, force=force)
 
-    def _clocks(self) -> list[Tensor]:
-        return [clock for part in self._parts() for clock in BatchedModule._clocks(part)]
-
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
         if steps is None:
@@ -142,18 +138,11 @@ class Wrapper(Env):
         return steps
 
     def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
-        # The outermost layer that changes observations can show the new time. Those below get None.
-        root = below = observation
-        for part in self._parts():
-            if _changes_observations(part):
-                timed = part._retimed(below, steps)
-                if below is not None:
-                    root = timed
-                below = None
+        above, below = retimed(self._parts(), observation, steps)
         timed = self.env._move_clocks(steps, below)
         for clock in self._clocks():
             clock.copy_(steps.view_as(clock))
-        return root if below is None else timed
+        return timed if above is None else above
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -189,16 +178,6 @@ def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Any:
 def _layer(name: str) -> str:
     """The part of a buffer's path that leads to its layer, "env.env." for the third one."""
     return re.match(r"(?:env\.)*", name)[0]  # type: ignore[index]
-
-
-def _changes_observations(part: Any) -> bool:
-    """Whether a layer may return other observations than it gets."""
-    if isinstance(part, TransformedEnv) or getattr(type(part), "step", None) is Transform.step:
-        return False
-    try:
-        return part.deployed() is not None
-    except ValueError:
-        return True
 
 
 def layers(env: Env) -> list[Env]:
@@ -250,6 +229,9 @@ class TransformedEnv(Wrapper):
             # A Compose holds no state, so it may be part of several envs.
             part.attached = not isinstance(part, Compose)
 
+    def deployed(self) -> None:
+        return None  # `deploy` takes the transforms
+
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
@@ -271,6 +253,9 @@ class TransformedEnv(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
+
+    def _clocks(self) -> list[Tensor]:
+        return super()._clocks() + self.transforms._clocks()
 
     def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
