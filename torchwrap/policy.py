@@ -274,9 +274,9 @@ class FirstCalls(OperatorMode):
         return result
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results of an operator."""
-    if isinstance(value, Tensor):
+def _tensors(value: Any) -> Iterator[Any]:
+    """The tensors and arrays in arguments or results of an operator."""
+    if isinstance(value, Tensor | np.ndarray):
         yield value
     elif isinstance(value, Mapping | TensorDictBase):
         yield from _tensors(tuple(value.values()))
