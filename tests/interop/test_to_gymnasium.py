@@ -481,6 +481,8 @@ class Leveled(Scripted):
 CALLS = {
     "get": lambda envs: envs.get_attr("level"),
     "call of an attribute": lambda envs: envs.call("level"),
+    "observation space": lambda envs: envs.get_attr("observation_space"),
+    "action space": lambda envs: envs.get_attr("action_space"),
     "call": lambda envs: envs.call("scaled", 2, plus=1),
 }
 VALUES = [7, [1, 2, 3], (1, 2, 3)]
