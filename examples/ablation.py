@@ -19,6 +19,7 @@ import ppo
 import torch
 import tyro
 from matplotlib.figure import Figure
+from ppo_presets import fill_in
 from torch import Tensor
 
 import torchwrap as tw
@@ -50,6 +51,7 @@ def learning_curve(args: ppo.Args, variant: str, seed: int) -> Tensor:
 
 
 def main(args: ppo.Args) -> None:
+    fill_in(args, tw.make)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for variant in VARIANTS:

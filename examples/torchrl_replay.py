@@ -33,8 +33,8 @@ class Args:
     """seed of the environments and of PyTorch"""
     num_envs: int = 32
     """number of parallel environments"""
-    num_steps: int = 4
-    """number of steps of each environment per collection"""
+    num_steps: int | None = None
+    """number of steps of each environment per collection; None makes 128 of all"""
     total_frames: int = 25_600
     """total number of env steps"""
     learning_starts: int = 1_024
@@ -55,6 +55,10 @@ class Args:
     """probability of a random action after a fifth of total_frames; it starts at 1"""
     num_eval_episodes: int = 16
     """number of evaluation episodes"""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None:  # as many updates per env step for any number of envs
+            self.num_steps = max(1, 128 // self.num_envs)
 
 
 def make_env(args: Args, num_envs: int) -> tw.Env:

@@ -37,8 +37,8 @@ class Args:
     """total number of env steps"""
     num_envs: int = 64
     """number of parallel environments"""
-    num_steps: int = 50
-    """steps of each environment between two training phases"""
+    num_steps: int | None = None
+    """steps of each environment between two training phases; None makes 3,200 of all"""
     updates: int = 20
     """number of gradient steps after each collection"""
     buffer_size: int = 100_000
@@ -51,6 +51,10 @@ class Args:
     """learning rate of the optimizer"""
     latent_size: int = 64
     """size of the model's state"""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None:  # as many updates per env step for any number of envs
+            self.num_steps = max(1, 3_200 // self.num_envs)
 
 
 class Catch(FuncEnv):

@@ -492,12 +492,27 @@ def test_later_change_of_a_module_does_not_reach_a_deployed_function(holder, cha
     torch.testing.assert_close(module.state_dict(), weights, **EXACT)
 
 
+class Moments:
+    """Those of a plain object, as of CleanRL and SB3."""
+
+    def __init__(self, number):
+        self.mean = np.array([number])
+        self.owner = self
+
+    def __getitem__(self, index):
+        return self.mean[index]
+
+    def __setitem__(self, index, value):
+        self.mean = np.array([value])
+
+
 DATA = {
     "tensor": lambda number: torch.tensor([number]),
     "array": lambda number: np.array([number]),
     "list": lambda number: [number, None],
     "dict": lambda number: {0: number, "name": "scale"},
     "list of tuples": lambda number: [(number,)],
+    "object": Moments,
 }
 
 

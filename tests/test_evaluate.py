@@ -234,3 +234,20 @@ def test_progress_bar_counts_episodes_if_it_is_asked_for(capsys):
     assert re.search(r"100%.* 6/6 .*episode", capsys.readouterr().err)
     tw.evaluate(env, None, 6)
     assert capsys.readouterr().err == ""
+
+
+NETWORKS = {"linear": torch.nn.Linear(4, 2), "layer norm": torch.nn.LayerNorm(4)}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_network_as_policy_is_told_to_be_wrapped(network):
+    env = tw.make("CartPole-v1", 2)
+    with pytest.raises(TypeError, match=r"CartPole-v1: policy must take .*\)\.argmax\(-1\)"):
+        tw.evaluate(env, network, 2)
+    with pytest.raises(TypeError, match="policy must take"):
+        tw.Collector(env, network, 3)(env.reset())
+
+
+def test_error_of_a_policy_is_its_own():
+    with pytest.raises(TypeError, match=r"^unsupported operand"):
+        tw.evaluate(ScriptedEnv(2), lambda td: len(td) + "a", 2)

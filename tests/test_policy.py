@@ -368,6 +368,20 @@ def in_closure():
     return act
 
 
+def in_arrays():
+    """Keeps its state as Stable-Baselines3's `RecurrentPPO.predict` returns it."""
+    cell = nn.GRUCell(2, 6)
+    states = np.zeros((NUM_ENVS, 6), np.float32)
+
+    def act(td):
+        nonlocal states
+        hidden = cell(td["observation"], torch.tensor(states))
+        states = hidden.detach().cpu().numpy()
+        return torch.as_tensor(states)
+
+    return act
+
+
 STATEFUL = {
     "lstm": lambda: StatefulRnn(2, 6),
     "gru": lambda: StatefulRnn(2, 6, nn.GRU),
@@ -376,6 +390,7 @@ STATEFUL = {
     "last observation": Differences,
     "object": lambda: Agent().act,
     "closure": in_closure,
+    "arrays": in_arrays,
 }
 stateful = pytest.mark.parametrize("make_policy", STATEFUL.values(), ids=STATEFUL)
 

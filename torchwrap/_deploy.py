@@ -106,7 +106,8 @@ def deploy(
     parts = [part for module in modules_of(policy) for part in module.modules()]
     if not callable(policy) or any(isinstance(part, Env) for part in parts):
         must = "policy must be callable, without an Env"
-        raise TypeError(refusal("deploy", must, repr(policy)))
+        remedy = "Of an agent that holds its env, pass `agent.network` or a function of `network`"
+        raise TypeError(refusal("deploy", must, repr(policy), remedy))
     if isinstance(without, str | type):
         raise TypeError(refusal("deploy", "without must be a list", repr(without)))
     if observations is not None:
@@ -447,10 +448,11 @@ def _copied(value: Any, copies: Copies) -> Any:
         return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
-        # Of a plain object with modules, other objects are not copied: some cannot be.
+        # Of a plain object with modules, objects that are no data stay: some cannot be copied.
         attributes = list(getattr(holder, "__dict__", {}).values())
-        if any(isinstance(part, nn.Module) for part in attributes):
-            others = [part for part in attributes if not _is_data(part)]
+        others = [part for part in attributes if not isinstance(part, nn.Module)]
+        if len(others) < len(attributes):
+            others = [part for part in others if not _is_data(part)]
             copies.update({id(part): part for part in others})
     try:
         with _Detached():
@@ -465,13 +467,27 @@ def _copied(value: Any, copies: Copies) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value is a module, an array or a constant, or consists of these."""
-    match value:
-        case dict():
-            return all(map(_is_data, value.values()))
-        case tuple() | list():
-            return all(map(_is_data, value))
-    return isinstance(value, nn.Module | Tensor | np.ndarray | Number | str | None)
+    """Whether a value consists of arrays and constants. An optimizer has parameters."""
+    values = [value]
+    known: set[int] = set()
+    for value in values:  # the list grows
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        match value:
+            case nn.Parameter() | nn.Module():
+                return False
+            case Tensor() | np.ndarray() | Number() | str() | None:
+                pass
+            case dict():
+                values += value.values()
+            case tuple() | list():
+                values += value
+            case _ if getattr(value, "__dict__", {}):
+                values += vars(value).values()
+            case _:
+                return False
+    return True
 
 
 def _shapes(state: State) -> dict[str, Any]:

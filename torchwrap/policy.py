@@ -184,17 +184,15 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
         return td.set("action", env.sample_action())
-    result = policy(td)
+    try:
+        result = policy(td)
+    except TypeError as error:
+        if "TensorDict" not in str(error):
+            raise
+        raise _unwrapped(env, "policy must take a TensorDict") from error
     if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
-        choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-        raise TypeError(
-            refusal(
-                env._label,
-                'policy must return the action, or the TensorDict with "action"',
-                type(result).__name__,
-                f'Wrap a network as `lambda td: network(td["observation"]){choice}`',
-            )
-        )
+        must = 'policy must return the action, or the TensorDict with "action"'
+        raise _unwrapped(env, must, type(result).__name__)
     if isinstance(result, TensorDictBase):
         # An action of a Dict or Tuple space is a TensorDict too.
         parts = spaces.children(env.single_action_space)
@@ -203,6 +201,12 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
                 td.update(result)
             return td
     return td.set("action", result)
+
+
+def _unwrapped(env: Any, must: str, got: str | None = None) -> TypeError:
+    choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
+    remedy = f'Wrap a network as `lambda td: network(td["observation"]){choice}`'
+    return TypeError(refusal(env._label, must, got, remedy))
 
 
 class FirstCalls(OperatorMode):
@@ -273,9 +277,9 @@ class FirstCalls(OperatorMode):
         return result
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results of an operator."""
-    if isinstance(value, Tensor):
+def _tensors(value: Any) -> Iterator[Any]:
+    """The tensors and arrays in arguments or results of an operator."""
+    if isinstance(value, Tensor | np.ndarray):
         yield value
     elif isinstance(value, Mapping | TensorDictBase):
         yield from _tensors(tuple(value.values()))

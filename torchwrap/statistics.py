@@ -254,12 +254,12 @@ class RunningMeanStd(BatchedModule):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         errors = args[-1]
-        names = list(self.state_dict())
-        for name in names:
+        names = self.state_dict()
+        for name, own in names.items():
             value = state_dict.get(prefix + name)
             least = 0 if name in ("squares", "count") else -math.inf
             most = 2**53 if name == "count" else math.inf
-            if not isinstance(value, Tensor) or value.is_meta:
+            if not isinstance(value, Tensor) or value.is_meta or value.shape != own.shape:
                 continue
             fits = (value >= least) & (value <= most) & value.isfinite()
             if not fits.all():

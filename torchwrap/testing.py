@@ -495,16 +495,16 @@ def _run_checks(
         make = functools.partial(_make_transformed, make, below)
     whole = make if transform is None else functools.partial(_make_transformed, make, transform)
     for check in checks:
-        try:
-            _run_check(check, whole)
-        except _FAULTS as error:
-            stacks = [] if check in _TRANSFORM_CHECKS else _layers_of(make)
-            stacks += _transforms_of(make, transform)
-            causes = [check] if check in _NAMING else [_check_graph, check]
-            faults = [_innermost_fault(cause, stacks) for cause in causes]
-            outermost, _ = stacks[-1]
-            fault = faults[0] or faults[-1] or f"{outermost}: {error}"
-            raise AssertionError(fault) from None  # the library's frames say nothing of the layer
+        error = _error_of(check, whole)
+        if error is None:
+            continue
+        stacks = [] if check in _TRANSFORM_CHECKS else _layers_of(make)
+        stacks += _transforms_of(make, transform)
+        causes = [check] if check in _NAMING else [_check_graph, check]
+        faults = [_innermost_fault(cause, stacks) for cause in causes]
+        outermost, _ = stacks[-1]
+        # Without the library's frames, which say nothing of the layer.
+        raise AssertionError(faults[0] or faults[-1] or f"{outermost}: {error}")
 
 
 def _takes_first_index(make: MakeEnv) -> bool:
@@ -571,11 +571,18 @@ def _innermost_fault(
 ) -> str:
     """The innermost layer that fails a check, and how; "" if none does."""
     for layer, make in stacks:
-        try:
-            _run_check(check, make)
-        except _FAULTS as error:
+        error = _error_of(check, make)
+        if error is not None:
             return f"{layer}: {error}"
     return ""
+
+
+def _error_of(check: Check, make: MakeEnv) -> Exception | None:
+    try:
+        _run_check(check, make)
+    except _FAULTS as error:
+        return error
+    return None
 
 
 def _run_check(check: Check, make: MakeEnv) -> None:

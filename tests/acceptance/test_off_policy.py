@@ -724,7 +724,13 @@ def test_script_learns(tmp_path, script, goal):
     assert metrics["eval_mean_return"] > goal
 
 
-SHORT = {"total_timesteps": 400, "num_envs": 4, "updates": 2, "batch_size": 4}
+SHORT = {"total_timesteps": 400, "num_envs": 4, "num_steps": 50, "updates": 2, "batch_size": 4}
+
+
+def test_world_model_makes_as_many_updates_per_step_for_any_number_of_envs():
+    assert world_model.Args().num_steps == 3_200 / 64
+    assert world_model.Args(num_envs=8).num_steps == 3_200 / 8
+    assert world_model.Args(num_envs=8, num_steps=3).num_steps == 3
 
 
 @pytest.mark.full

@@ -1,5 +1,7 @@
 """Image observations of examples/ppo.py; examples/maze.py and ablation.py."""
 
+import dataclasses
+
 import ablation
 import cv2
 import maze
@@ -252,6 +254,12 @@ def test_trail_fades_and_walls_stop_the_agent(trail):
     assert middle[:, 1].tolist() == [[0] * 5 + [1, 0], [0] * 4 + [1, 0, 0], [0] * 3 + [1, 0, 0, 0]]
     expected = torch.tensor([0, 0.85, 1, 0]) * trail
     torch.testing.assert_close(middle[2, 2, :4], expected)
+
+
+def test_another_number_of_envs_keeps_the_batch_of_the_maze():
+    args = dataclasses.replace(maze.ARGS, num_envs=64)
+    ppo_presets.fill_in(args, tw.make)
+    assert args.num_steps == 1024 * 16 / 64
 
 
 @pytest.mark.full

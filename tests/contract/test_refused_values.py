@@ -42,6 +42,16 @@ def test_restore_of_a_list_is_refused_before_memory_is_taken(make):
     assert after - before < 100 * 1024  # kilobytes
 
 
+def test_statistics_of_another_shape_are_refused_before_memory_is_taken():
+    env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation())
+    saved = {name: value[:1].expand(10**8) for name, value in env.state_dict().items()}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        env.load_state_dict(saved)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 100 * 1024  # kilobytes
+
+
 # Clocks.
 
 

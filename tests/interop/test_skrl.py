@@ -42,6 +42,7 @@ import torchwrap as tw
 from torchwrap import spaces
 from torchwrap import transforms as T
 from torchwrap.interop.skrl import to_skrl, true_successors
+from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
 NEVER = 10**9
@@ -629,4 +630,16 @@ def test_seed_is_skrls_unless_the_env_was_reset_before():
     assert (first(3) != first(4)).any()
     assert (first(3, own=5) == first(4, own=5)).all()
     assert (first(3, own=5) != first(3)).any()
+    skrl.config.torch.key = 0
+
+
+def test_simulator_without_a_seed_refuses_one_that_was_set():
+    def reset(mask):
+        return torch.zeros(2, 1)
+
+    space = Box(-1, 1, (1,))
+    assert (to_skrl(from_functions(reset, reset, 2, space, space)).reset()[0] == 0).all()
+    skrl.config.torch.key = 3
+    with pytest.raises(ValueError, match="seed"):
+        to_skrl(from_functions(reset, reset, 2, space, space)).reset()
     skrl.config.torch.key = 0

@@ -224,6 +224,24 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
         assert_equivalent(envs.step(action)[:4], oracle.step(action)[:4])
 
 
+class Early(Scripted):
+    """Has an info in the first step of an episode."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {"early": 3.0} if self.elapsed == 1 else info
+
+
+def test_sum_of_an_info_that_not_every_repeat_has_is_in_the_infos():
+    env = tw.from_gymnasium(
+        SyncVectorEnv([Early] * 2, autoreset_mode=DISABLED), info_keys=["early"]
+    )
+    envs = tw.to_gymnasium(tw.wrappers.RepeatAction(env, 2, summed_info=["early"]))
+    envs.reset(seed=0)
+    *_, infos = envs.step(np.zeros((2, 2), np.float32))
+    assert infos["early"].tolist() == [3, 3]
+
+
 INTERMITTENT = {
     "late": spaces.Box(0, 999, (), np.float64),
     "final": spaces.Box(0, 99, (), np.float64),
@@ -463,6 +481,8 @@ class Leveled(Scripted):
 CALLS = {
     "get": lambda envs: envs.get_attr("level"),
     "call of an attribute": lambda envs: envs.call("level"),
+    "observation space": lambda envs: envs.get_attr("observation_space"),
+    "action space": lambda envs: envs.get_attr("action_space"),
     "call": lambda envs: envs.call("scaled", 2, plus=1),
 }
 VALUES = [7, [1, 2, 3], (1, 2, 3)]

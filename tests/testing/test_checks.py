@@ -417,3 +417,19 @@ def test_traceback_of_a_broken_env_is_shorter_than_a_screen():
         check_env(ReadsAGlobalTensor)
     printed = "".join(traceback.format_exception(raised.value))
     assert len(printed.splitlines()) < 25
+
+
+def test_traceback_of_functions_is_no_longer_than_without_the_check():
+    class Branches(CartPole):
+        broadcasts = False
+
+        def reward(self, state, action, next_state, rng):
+            return action * 2.0 if action else action * 1.0
+
+    lengths = []
+    make = functools.partial(tw.FunctionalEnv, Branches())
+    for call in (lambda: make(5), lambda: check_env(lambda n: make(n))):
+        with pytest.raises(TypeError, match=r"Branches\.reward") as raised:
+            call()
+        lengths.append(len(traceback.format_exception(raised.value)))
+    assert lengths[1] <= lengths[0] + 5

@@ -69,6 +69,39 @@ def test_transform_of_an_env_as_a_wrapper_of_gymnasium_names_transformed_env(kin
         kind(make_env(), 100)
 
 
+ARRAYS = {
+    "AddNoise": T.AddNoise,
+    "AffineAction": T.AffineAction,
+    "CommandObservation": lambda array: T.CommandObservation(-array, array, 2),
+    "LowPassAction": T.LowPassAction,
+    "RescaleAction": lambda array: T.RescaleAction(-array, array),
+    "RescaleObservation": lambda array: T.RescaleObservation(-array, array),
+}
+TENSORS = {"a gradient": torch.Tensor.requires_grad_, "a lazy sign": lambda x: torch._neg_view(-x)}
+
+
+@pytest.mark.parametrize("change", TENSORS.values(), ids=TENSORS)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_argument_may_be_a_tensor_that_numpy_does_not_take(name, change):
+    array = np.array([0.25, 0.5], np.float32)
+    given = change(torch.from_numpy(array.copy()))
+    transform = ARRAYS[name](given)
+    with torch.no_grad():
+        given.fill_(7)
+    assert repr(transform) == repr(ARRAYS[name](array))
+
+
+@pytest.mark.parametrize("name", sorted(ARRAYS.keys() - {"RescaleObservation"}))
+def test_infinity_in_float32_is_refused_as_in_float64(name):
+    array = np.array([1, np.inf])
+    messages = []
+    for dtype in (np.float32, np.float64):
+        with pytest.raises(ValueError, match=name) as error:
+            ARRAYS[name](array.astype(dtype))
+        messages.append(str(error.value).replace(", dtype=float32", ""))
+    assert messages[0] == messages[1]
+
+
 # Standalone calls
 
 

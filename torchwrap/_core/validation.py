@@ -129,6 +129,11 @@ def number(
     return number  # type: ignore[no-any-return]
 
 
+def on_host(value: Any) -> Any:
+    """A tensor, perhaps on a GPU or with a gradient, as a NumPy array; other values as they are."""
+    return value.numpy(force=True) if isinstance(value, torch.Tensor) else value
+
+
 def array(
     owner: str,
     name: str,
@@ -137,9 +142,13 @@ def array(
     high: float = sys.float_info.max,
 ) -> Any:
     """Real numbers in [low, high] as a new NumPy array."""
-    numbers = np.array(value)
-    are_real = numbers.dtype.kind in "iuf" and numbers.size > 0
-    if not are_real or not low <= numbers.min() <= numbers.max() <= high:
+    numbers = np.array(on_host(value))
+    fits = numbers.dtype.kind in "iuf" and numbers.size > 0
+    if fits:
+        # A number of Python, because NumPy would round `high` to float32, and so to infinity.
+        lowest = numbers.min().item()
+        fits = low <= lowest <= numbers.max().item() <= high
+    if not fits:
         must = f"{name} must be finite numbers in [{low:g}, {high:g}]"
         raise ValueError(refusal(owner, must, repr(value)))
     return numbers

@@ -188,12 +188,22 @@ class SkrlEnv(Wrapper):
         root = self._pending
         self._pending = []
         if not root:  # else the env has reset itself
-            seed = config.torch.key
-            if self._env.np_random_seed is not None:
-                seed = None
+            seed = None
+            if self._env.np_random_seed is None:
+                seed = self._first_seed()
+            else:
                 _checks.warn_untrained("to_skrl", self._env)
             root = self._flat(self._env.reset(seed=seed))
         return self._observation(root), {}
+
+    def _first_seed(self) -> int | None:
+        seed: int = config.torch.key
+        try:
+            return self._env.unwrapped._choose_seed(seed, is_first=True)
+        except ValueError:  # of a simulator that takes no seed
+            if seed != 0:  # skrl's default
+                raise
+            return None
 
     def step(self, actions: Tensor) -> StepResult:
         space = self.action_space

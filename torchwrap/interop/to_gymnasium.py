@@ -210,6 +210,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
+        if name in ("observation_space", "action_space"):  # of a single env, as in Gymnasium
+            name = f"single_{name}"
         return _checks.call(self.env, name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:

@@ -35,10 +35,11 @@ class _Rescale(Transform):
         # The bounds keep their dtypes, because Gymnasium computes in them.
         self.bounds = f"{validation.shown(low)} and {validation.shown(high)}"
         try:
-            self.low, self.high = np.broadcast_arrays(low, high)
+            bounds = map(validation.on_host, (low, high))
+            self.low, self.high = np.broadcast_arrays(*bounds)
             kinds: set[str] = {self.low.dtype.kind, self.high.dtype.kind}
             fits = self.low < self.high
-            fits &= np.maximum(-self.low, self.high) <= self.limit
+            fits &= np.maximum(-self.low, self.high).astype(float) <= self.limit
         except (TypeError, ValueError, RuntimeError):
             kinds = {""}
         if not kinds <= set("iuf") or not fits.all():
@@ -108,8 +109,8 @@ class RescaleObservation(_Rescale, ObservationTransform):
         max_obs: float | Any,
     ) -> None:
         super().__init__(min_obs, max_obs)
-        self.min_obs = min_obs
-        self.max_obs = max_obs
+        self.min_obs = validation.on_host(min_obs)
+        self.max_obs = validation.on_host(max_obs)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space
@@ -149,8 +150,8 @@ class RescaleAction(_Rescale, ActionTransform):
         max_action: float | Any,
     ) -> None:
         super().__init__(min_action, max_action)
-        self.min_action = min_action
-        self.max_action = max_action
+        self.min_action = validation.on_host(min_action)
+        self.max_action = validation.on_host(max_action)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")

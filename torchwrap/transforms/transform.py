@@ -21,7 +21,17 @@ from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 
 
-class Transform(BatchedModule):
+class _WithoutEnv(BatchedModule):
+    # A base, so that signatures of transforms are those of `__init__`.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if any(hasattr(value, "action_space") for value in args):
+            fault = "it takes no env"
+            remedy = f"Write TransformedEnv(env, {cls.__name__}(...))"
+            raise TypeError(refusal(cls.__name__, fault, remedy=remedy))
+        return super().__new__(cls)
+
+
+class Transform(_WithoutEnv):
     """Base of what is done to actions before an env, and to observations and rewards after it.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you
@@ -69,13 +79,6 @@ class Transform(BatchedModule):
     """The name in error messages, such as "transforms[0] (ClipReward)". None before `setup`."""
     _below: Signature
     _above: Signature
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if any(hasattr(value, "action_space") for value in args):
-            fault = "it takes no env"
-            remedy = f"Write TransformedEnv(env, {cls.__name__}(...))"
-            raise TypeError(refusal(cls.__name__, fault, remedy=remedy))
-        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()  # takes no arguments, whereas nn.Module takes any

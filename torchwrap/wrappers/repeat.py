@@ -74,6 +74,9 @@ class _Repeat(Wrapper):
             whole = alive.where(latest, whole)
             for key, value in zip(keys, sums, strict=True):
                 whole.set(key, value)
+        masks = getattr(self.unwrapped, "successor_info_masks", {})
+        for name in self.summed_info:
+            masks.pop(name, None)  # every env has a sum
         return whole
 
     def _read_clock(self) -> Tensor | None:
