@@ -128,12 +128,10 @@ def return_a_tuple(s):
     return tw.rollout(s.env, lambda td: (td, 0), 3, s.td)
 
 
-@pytest.mark.parametrize("habit", [rollout, collect_with_a_module, evaluate, compile])
-def test_network_in_place_of_a_policy_raises_the_error_of_the_network(habit, script):
-    refused(habit, TypeError, "linear", script)
+NETWORKS = [rollout, collect_with_a_module, evaluate, compile]
 
 
-@pytest.mark.parametrize("habit", [return_nothing, return_a_tuple])
+@pytest.mark.parametrize("habit", [*NETWORKS, return_nothing, return_a_tuple])
 def test_policy_without_an_action_raises_and_shows_a_policy(habit, script):
     policy = follow(refused(habit, TypeError, "policy", script), script)
     data, _ = tw.rollout(script.env, policy, 3)
