@@ -72,13 +72,14 @@ def draw_scores(
     runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str
 ) -> None:
     """Plots one panel per env: a line per seed and trainer, and the published score as a band."""
-    canvas = Figure(figsize=(12, 6), layout="constrained")
+    canvas = Figure(figsize=(12, 6.3), layout="constrained")
     panels = canvas.subplots(2, 3).flat
+    named: dict[str, Any] = {}
     for axes, (env, score) in zip(panels, published.items(), strict=True):
         for trainer, label in (
             ("sb3", "Stable-Baselines3, the zoo's hyperparameters"),
-            ("cleanrl", "CleanRL's hyperparameters"),
-            ("torchwrap", "torchwrap's examples/ppo.py"),
+            ("cleanrl", "CleanRL's hyperparameters, in ppo.py"),
+            ("torchwrap", "torchwrap's ppo.py"),
         ):
             for key, run in runs.items():
                 if key.startswith(f"{trainer}/{env}/"):
@@ -87,13 +88,12 @@ def draw_scores(
         if score:
             low = score.mean - score.deviation
             high = score.mean + score.deviation
-            axes.axhspan(low, high, color="C7", alpha=0.3, label="CleanRL's score")
+            axes.axhspan(low, high, color="C7", alpha=0.3, label="CleanRL's published score")
         axes.set(title=env, xlabel="env steps")
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
-        named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        if named:
-            axes.legend(named.values(), named, fontsize="small")
+        named.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    canvas.legend(named.values(), named, loc="outside lower center", ncols=len(named))
     canvas.savefig(path, dpi=100)
 
 

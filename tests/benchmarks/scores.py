@@ -5,7 +5,7 @@ python -m tests.benchmarks.scores --env-id Hopper-v5 --seed 201       this run a
 python -m tests.benchmarks.scores --trainer sb3 --env-id Hopper-v5    three runs of SB3 again
 python -m tests.benchmarks.scores --show                              draws and prints, no training
 
-Nobody tuned on the seeds: ours were tuned on 1 to 3, and run on 201 to 205.
+Nobody tuned on the seeds that are shown.
 
 It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at the end.
 """
