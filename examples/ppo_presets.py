@@ -40,7 +40,6 @@ PRESETS = {
     "HalfCheetah-v5": (10**6, 3e-4, 8, 256, 0.98, 0.95, 32, 10, False, True, 256, -1.0),
     "Hopper-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
     "Walker2d-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
-    "Maze-v0": (800_000, 2e-3, 1024, 16, 0.99, 0.95, 8, 3, True, False, 64, 0.0),  # of maze.py
 }
 
 # By network: channels, size and stride of each convolution; the linear layer that follows
@@ -190,7 +189,7 @@ class Agent(nn.Module):
         self.critic = make_network(space, 1, 1.0, hidden_size)
         self.actor = make_network(space, outputs, 0.01, hidden_size)
         if not self.discrete:
-            self.actor_logstd = nn.Parameter(torch.full((outputs,), log_std))
+            self.actor_logstd = nn.Parameter(log_std * torch.ones(outputs))
 
     def get_value(self, observation: Tensor) -> Tensor:
         return self.critic(observation.float()).squeeze(-1)

@@ -106,7 +106,7 @@ def deploy(
     parts = [part for module in modules_of(policy) for part in module.modules()]
     if not callable(policy) or any(isinstance(part, Env) for part in parts):
         must = "policy must be callable, without an Env"
-        remedy = "Of an agent that holds its env, pass `agent.network` or a function of `network`"
+        remedy = "If an agent holds its env, pass `agent.network` or a function of `network`"
         raise TypeError(refusal("deploy", must, repr(policy), remedy))
     if isinstance(without, str | type):
         raise TypeError(refusal("deploy", "without must be a list", repr(without)))
@@ -354,9 +354,9 @@ class DeployedPolicy(nn.Module):
             try:
                 first: Any = self(*inputs)
             except RuntimeError as error:
-                must = "policy must act on any number of rows"
+                must = "policy must act on 2 rows, as on any number"
                 declare = "If it carries state from step to step, declare it with PolicyState"
-                raise ValueError(refusal("deploy", must, f"{error!r} for 2", declare)) from error
+                raise ValueError(refusal("deploy", must, f"{error!r}", declare)) from error
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
@@ -448,7 +448,7 @@ def _copied(value: Any, copies: Copies) -> Any:
         return copies.get(value) or _Function(value, copies)
     holder = getattr(value, "__self__", value)
     if not isinstance(holder, nn.Module | type):
-        # Of a plain object with modules, objects that are no data stay: some cannot be copied.
+        # A plain object with modules keeps what is no data: some of it cannot be copied.
         attributes = list(getattr(holder, "__dict__", {}).values())
         others = [part for part in attributes if not isinstance(part, nn.Module)]
         if len(others) < len(attributes):

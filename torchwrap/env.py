@@ -137,7 +137,7 @@ class Env(BatchedModule):
         self.render_mode = render_mode
         self.action_stream = Stream(num_envs, signature.first_index, tag=1, device=device)
         self.action_sampler = spaces.Sampler(signature.single_action_space, device)
-        # Of a Dict or Tuple space, whose actions are TensorDicts, like roots.
+        # Actions of a Dict or Tuple space are TensorDicts with these keys.
         self._action_keys = set(spaces.children(signature.single_action_space) or ())
         # The name in messages.
         self._label = type(self).__name__ if spec is None else spec.id

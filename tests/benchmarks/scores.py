@@ -25,7 +25,7 @@ FILE = ROOT / "examples" / "results" / "ppo_mujoco.json"
 SEEDS = {"torchwrap": (201, 202, 203, 204, 205), "cleanrl": (1, 2, 3), "sb3": (1, 2, 3)}
 """By trainer: examples/ppo.py, the same with the hyperparameters of CleanRL, and SB3's PPO."""
 
-# of ppo_continuous_action.py; a network of 2 x 64
+# Those of ppo_continuous_action.py, whose networks have two layers of 64 units.
 CLEANRL = (
     "--learning-rate 3e-4 --num-envs 1 --num-steps 2048 --gamma 0.99 --gae-lambda 0.95"
     " --num-minibatches 32 --update-epochs 10 --clip-vloss True --hidden-size 64 --log-std 0"
