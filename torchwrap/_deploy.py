@@ -145,9 +145,16 @@ class DeployedPolicy(nn.Module):
         self._action_space = raw_spaces["action"]
         copies: Copies = {}
         self.transforms = Compose(copy.deepcopy(kept, copies))
-        described = _freeze(self.transforms, observations or (), without, env.device, faults)
+        _drop_groups(self.transforms, observations or ())
+        _keep_one_row(self.transforms, env.device)
+        described = _replace(self.transforms, without, faults)
+        _find_streams(self.transforms, faults)
         if faults:
             raise _unusable(faults)
+        for transform in self.transforms.modules():
+            if isinstance(transform, Transform):
+                # A Compose would check results of hooks, and refuse another number of rows.
+                transform._checked = dict.fromkeys(("action", "step", "reset"))
         self.policy = policy
         if isinstance(policy, nn.Module):
             self.policy = _copied(policy, copies)
@@ -348,11 +355,18 @@ class DeployedPolicy(nn.Module):
         """Raises for faults of the policy and the transforms that an export would not report."""
         raw = _plain(self._space, self._sample())
         inputs = (raw, *self.example_inputs()[1:])
+        result = self._check_repeats(inputs, env.device)
+        self._check_modules(inputs)
+        action = _value(self._action_space, result[0] if self._is_stateful else result, 2)
+        spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
+
+    def _check_repeats(self, inputs: tuple[Any, ...], device: torch.device) -> Any:
+        """Raises unless two calls return the same and change nothing. Returns the result."""
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
-        with no_foreign_draws("deploy: the policy", remedy, env.device):
+        with no_foreign_draws("deploy: the policy", remedy, device):
             try:
-                first: Any = self(*inputs)
+                first = self(*inputs)
             except RuntimeError as error:
                 must = "policy must act on 2 rows, as on any number"
                 declare = "If it carries state from step to step, declare it with PolicyState"
@@ -365,6 +379,10 @@ class DeployedPolicy(nn.Module):
             got = f"changes of {written}" if written else "two results"
             remedy = "Declare state with PolicyState or EnvBuffer, and put modules into eval mode"
             raise ValueError(refusal("deploy", must, got, remedy))
+        return first
+
+    def _check_modules(self, inputs: tuple[Any, ...]) -> None:
+        """Raises unless all tensors that the policy reads or writes belong to its copies."""
         calls = policies.FirstCalls("deploy", self)  # refuses state outside of the module
         for _ in range(policies.NUM_FIRST_CALLS):
             calls(*inputs)
@@ -372,9 +390,6 @@ class DeployedPolicy(nn.Module):
         if not read <= set(self.parameters()):
             must = "policy must name each module that it computes with"
             raise TypeError(refusal("deploy", must, "a parameter that was not copied", PASS_MODULE))
-        action = first[0] if self._is_stateful else first
-        action = _value(self._action_space, action, 2)
-        spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
 
     def _describe(self, env: Env, transforms: list[str]) -> dict[str, Any]:
         import torchwrap
@@ -615,50 +630,55 @@ def _deployed(part: Part, faults: Faults) -> Transform | None:
         return None
 
 
-def _freeze(
-    transforms: Compose,
-    observations: Sequence[str],
-    without: Names,
-    device: torch.device,
-    faults: Faults,
-) -> list[str]:
-    """Sets eval mode and one initial row of state, and replaces transforms by their `deployed()`.
-
-    Returns a description of each before it is replaced.
-    """
-    transforms.eval()
+def _drop_groups(transforms: Compose, observations: Sequence[str]) -> None:
+    """Deletes the groups that the policy does not read, where it reads another one."""
     for module in list(transforms.modules()):
-        if isinstance(module, ObservationGroups) and set(module.parts) & set(observations):
-            for name in set(module.parts) - set(observations):
-                del module.parts[name]
+        if isinstance(module, ObservationGroups):
+            others = set(module.parts) - set(observations)
+            if len(others) < len(module.parts):
+                for name in others:
+                    del module.parts[name]
+
+
+def _keep_one_row(transforms: Compose, device: torch.device) -> None:
+    """Sets eval mode, and replaces the state of running episodes by one initial row."""
+    transforms.eval()
     for module in transforms.modules():
         if isinstance(module, BatchedModule):
             module._warn_untrained(OWNER)
             for name in module._env_buffer_names:
                 setattr(module, name, torch.zeros_like(module.get_buffer(name)[:1]))
             module.allocate(1, device)  # sets those that have another initial value
+
+
+def _replace(transforms: Compose, without: Names, faults: Faults) -> list[str]:
+    """Replaces transforms by their `deployed()`, and deletes those that are left out.
+
+    Returns a description of each before it is replaced.
+    """
     replacements: list[tuple[Compose, str, Transform]] = []
     for compose in list(transforms.modules()):
-        if isinstance(compose, Compose):
-            for name, part in list(compose._modules.items()):
-                replacement: Transform | None = part
-                if not isinstance(part, Compose):
-                    replacement = None if _is_named(part, without) else _deployed(part, faults)
-                if replacement is None or type(replacement) is Transform:  # the identity
-                    delattr(compose, name)
-                else:
-                    replacements.append((compose, name, replacement))
+        if not isinstance(compose, Compose):
+            continue
+        for name, part in list(compose._modules.items()):
+            replacement: Transform | None = part
+            if not isinstance(part, Compose):
+                replacement = None if _is_named(part, without) else _deployed(part, faults)
+            if replacement is None or type(replacement) is Transform:  # the identity
+                delattr(compose, name)
+            else:
+                replacements.append((compose, name, replacement))
     # without the addresses of functions
     described = [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in transforms]
     for compose, name, replacement in replacements:
         compose.add_module(name, replacement)
+    return described
+
+
+def _find_streams(transforms: Compose, faults: Faults) -> None:
     for module in transforms.modules():
-        if isinstance(module, Transform):
-            # A Compose would check results of hooks, and refuse another number of rows.
-            module._checked = dict.fromkeys(("action", "step", "reset"))
         if any(isinstance(child, Stream) for child in module.children()):
             faults[type(module).__name__] = "it draws random numbers"
-    return described
 
 
 def _ignores_starts(transform: Transform) -> bool:
