@@ -68,14 +68,12 @@ def draw(figures: Figures, path: str) -> None:
     canvas.savefig(path, dpi=100)
 
 
-def draw_scores(
-    runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str
-) -> None:
+def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any], path: str) -> None:
     """Plots one panel per env: a line per seed and trainer, and the published score as a band."""
-    canvas = Figure(figsize=(12, 6.3), layout="constrained")
-    panels = canvas.subplots(2, 3).flat
+    canvas = Figure(figsize=(14, 9), layout="constrained")
+    *panels, corner = canvas.subplots(3, 4).flat
     named: dict[str, Any] = {}
-    for axes, (env, score) in zip(panels, published.items(), strict=True):
+    for axes, (env, task) in zip(panels, tasks.items(), strict=True):
         for trainer, label in (
             ("sb3", "Stable-Baselines3, the zoo's hyperparameters"),
             ("cleanrl", "CleanRL's hyperparameters, in ppo.py"),
@@ -85,6 +83,7 @@ def draw_scores(
                 if key.startswith(f"{trainer}/{env}/"):
                     steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
+        score = task.published
         if score:
             low = score.mean - score.deviation
             high = score.mean + score.deviation
@@ -93,7 +92,8 @@ def draw_scores(
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         named.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    canvas.legend(named.values(), named, loc="outside lower center", ncols=len(named))
+    corner.legend(named.values(), named, loc="center", frameon=False)
+    corner.set_axis_off()
     canvas.savefig(path, dpi=100)
 
 

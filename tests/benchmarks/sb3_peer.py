@@ -84,47 +84,56 @@ class StopWhenSolved(BaseCallback):
         return len(latest) < 100 or np.mean([episode["r"] for episode in latest]) < 475
 
 
-def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
-    """Trains with the hyperparameters of rl-baselines3-zoo; `lin_` is a linear schedule to zero.
+def linear(value: float):
+    """A schedule that falls to zero."""
+    return lambda remaining: remaining * value
 
-    `started` is the start time of the process, in seconds since 1970.
-    """
 
-    def linear(value: float):
-        return lambda remaining: remaining * value
-
-    env = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
-    model = PPO(
-        "MlpPolicy",
-        env,
-        seed=seed,
-        device="cpu",
+WIDE_NETWORK = dict(
+    log_std_init=-2,
+    ortho_init=False,
+    activation_fn=nn.ReLU,
+    net_arch=dict(pi=[256, 256], vf=[256, 256]),
+)
+# Hyperparameters of rl-baselines3-zoo (hyperparams/ppo.yml, April 2026), those of MuJoCo for the v4
+# or v2 of each env. What it leaves out are SB3's defaults.
+ZOO = {
+    "CartPole-v1": dict(
+        n_envs=8,
         n_steps=32,
         batch_size=256,
         gae_lambda=0.8,
         gamma=0.98,
         n_epochs=20,
-        ent_coef=0.0,
         learning_rate=linear(0.001),
         clip_range=linear(0.2),
-    )
-    start = time.perf_counter()
-    model.learn(100_000, callback=StopWhenSolved())
-    seconds = time.perf_counter() - start
-    result = {
-        "env_steps_to_target": model.num_timesteps,
-        "seconds_to_target": seconds,
-        "wall_seconds_to_target": time.time() - started,
-    }
-    if model.num_timesteps >= 100_000:
-        result = dict.fromkeys(result)
-    return {**result, "steps_per_second": model.num_timesteps / seconds}
-
-
-# Hyperparameters of rl-baselines3-zoo (hyperparams/ppo.yml, April 2026) for the v4 or v2 of each
-# env, with one env. Where it has none, those of SB3 are used, as in the zoo.
-MUJOCO = {
+    ),
+    "Acrobot-v1": dict(normalize=True, n_envs=16, n_steps=256, gae_lambda=0.94, n_epochs=4),
+    "MountainCar-v0": dict(normalize=True, n_envs=16, n_steps=16, gae_lambda=0.98, n_epochs=4),
+    "MountainCarContinuous-v0": dict(
+        normalize=True,
+        n_steps=8,
+        batch_size=8,  # 256 in the zoo, which SB3 cuts to the 8 steps of a rollout
+        gamma=0.9999,
+        learning_rate=7.77e-05,
+        ent_coef=0.00429,
+        clip_range=0.1,
+        gae_lambda=0.9,
+        max_grad_norm=5,
+        vf_coef=0.19,
+        use_sde=True,
+        policy_kwargs=dict(log_std_init=-3.29, ortho_init=False),
+    ),
+    "Pendulum-v1": dict(
+        n_envs=4,
+        n_steps=1024,
+        gamma=0.9,
+        learning_rate=1e-3,
+        use_sde=True,
+        sde_sample_freq=4,
+    ),
     "Hopper-v5": dict(
+        normalize=True,
         n_steps=512,
         batch_size=32,
         gamma=0.999,
@@ -135,8 +144,10 @@ MUJOCO = {
         gae_lambda=0.99,
         max_grad_norm=0.7,
         vf_coef=0.835671,
+        policy_kwargs=WIDE_NETWORK,
     ),
     "Walker2d-v5": dict(
+        normalize=True,
         n_steps=512,
         batch_size=32,
         gamma=0.99,
@@ -149,6 +160,7 @@ MUJOCO = {
         vf_coef=0.871923,
     ),
     "HalfCheetah-v5": dict(
+        normalize=True,
         n_steps=512,
         batch_size=64,
         gamma=0.98,
@@ -159,8 +171,10 @@ MUJOCO = {
         gae_lambda=0.92,
         max_grad_norm=0.8,
         vf_coef=0.58096,
+        policy_kwargs=WIDE_NETWORK,
     ),
     "InvertedPendulum-v5": dict(
+        normalize=True,
         n_steps=32,
         batch_size=64,
         gamma=0.999,
@@ -172,8 +186,9 @@ MUJOCO = {
         max_grad_norm=0.3,
         vf_coef=0.19816,
     ),
-    "Ant-v5": dict(gamma=0.99),
+    "Ant-v5": dict(normalize=True),
     "Humanoid-v5": dict(
+        normalize=True,
         n_steps=512,
         batch_size=256,
         gamma=0.95,
@@ -184,15 +199,34 @@ MUJOCO = {
         gae_lambda=0.9,
         max_grad_norm=2,
         vf_coef=0.431892,
+        policy_kwargs=WIDE_NETWORK,
     ),
 }
-WIDE_NETWORK = dict(
-    log_std_init=-2,
-    ortho_init=False,
-    activation_fn=nn.ReLU,
-    net_arch=dict(pi=[256, 256], vf=[256, 256]),
-)
-WITH_WIDE_NETWORK = ("Hopper-v5", "HalfCheetah-v5", "Humanoid-v5")
+
+
+def zoo_model(id: str, seed: int) -> PPO:
+    options = dict(ZOO[id])
+    normalize = options.pop("normalize", False)
+    env: VecEnv = make_vec_env(id, n_envs=options.pop("n_envs", 1), seed=seed)
+    if normalize:
+        env = VecNormalize(env, gamma=options.get("gamma", 0.99))
+    return PPO("MlpPolicy", env, seed=seed, device="cpu", **options)
+
+
+def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
+    """Trains until it is solved. `started` is the start of the process, in seconds since 1970."""
+    model = zoo_model("CartPole-v1", seed)
+    start = time.perf_counter()
+    model.learn(100_000, callback=StopWhenSolved())
+    seconds = time.perf_counter() - start
+    result = {
+        "env_steps_to_target": model.num_timesteps,
+        "seconds_to_target": seconds,
+        "wall_seconds_to_target": time.time() - started,
+    }
+    if model.num_timesteps >= 100_000:
+        result = dict.fromkeys(result)
+    return {**result, "steps_per_second": model.num_timesteps / seconds}
 
 
 class Curve(BaseCallback):
@@ -212,13 +246,9 @@ class Curve(BaseCallback):
             self.points.append((self.num_timesteps, mean))
 
 
-def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
+def learn(id: str, seed: int, num_steps: int) -> dict[str, Any]:
     curve = Curve()
-    tuned = MUJOCO[id]
-    env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=tuned["gamma"])
-    network = WIDE_NETWORK if id in WITH_WIDE_NETWORK else None
-    options = dict(seed=seed, device="cpu", policy_kwargs=network)
-    model = PPO("MlpPolicy", env, **options, **tuned)
+    model = zoo_model(id, seed)
     start = time.perf_counter()
     model.learn(num_steps, callback=curve)
     seconds = time.perf_counter() - start

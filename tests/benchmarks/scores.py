@@ -1,4 +1,4 @@
-"""Returns of PPO on MuJoCo after a million steps: our presets, CleanRL's, and the zoo's with SB3.
+"""Returns of PPO after equal numbers of steps: our presets, CleanRL's, and the zoo's with SB3.
 
 python -m tests.benchmarks.scores                                     trains missing runs
 python -m tests.benchmarks.scores --env-id Hopper-v5 --seed 201       this run again
@@ -7,7 +7,7 @@ python -m tests.benchmarks.scores --show                              draws and 
 
 Nobody tuned on the seeds that are shown.
 
-It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at the end.
+It writes examples/results/ppo_scores.json after each run, and ppo_scores.png at the end.
 """
 
 import argparse
@@ -21,12 +21,17 @@ from typing import Any, NamedTuple
 
 from .measure import ROOT, Case, Options, ask, machine
 
-FILE = ROOT / "examples" / "results" / "ppo_mujoco.json"
+FILE = ROOT / "examples" / "results" / "ppo_scores.json"
 SEEDS = {"torchwrap": (201, 202, 203, 204, 205), "cleanrl": (1, 2, 3), "sb3": (1, 2, 3)}
 """By trainer: examples/ppo.py, the same with the hyperparameters of CleanRL, and SB3's PPO."""
 
-# Those of ppo_continuous_action.py, whose networks have two layers of 64 units.
-CLEANRL = (
+# Those of ppo.py and ppo_continuous_action.py, whose networks have two layers of 64 units.
+CLEANRL_DISCRETE = (
+    "--learning-rate 2.5e-4 --num-envs 4 --num-steps 128 --gamma 0.99 --gae-lambda 0.95"
+    " --num-minibatches 4 --update-epochs 4 --clip-vloss True --hidden-size 64 --ent-coef 0.01"
+    " --normalize False"
+)
+CLEANRL_CONTINUOUS = (
     "--learning-rate 3e-4 --num-envs 1 --num-steps 2048 --gamma 0.99 --gae-lambda 0.95"
     " --num-minibatches 32 --update-epochs 10 --clip-vloss True --hidden-size 64 --log-std 0"
 )
@@ -37,15 +42,26 @@ class Score(NamedTuple):
     deviation: float
 
 
-# The last 100 episodes of three seeds of ppo_continuous_action.py on the v4 of each env, from
-# docs/benchmark of CleanRL at the tag pr-424. It has no score for Ant.
-PUBLISHED = {
-    "Hopper-v5": Score(2382.9, 271.7),
-    "Walker2d-v5": Score(2288.0, 571.8),
-    "HalfCheetah-v5": Score(1442.6, 46.0),
-    "InvertedPendulum-v5": Score(963.1, 22.2),
-    "Ant-v5": None,
-    "Humanoid-v5": Score(716.1, 49.1),
+class Task(NamedTuple):
+    num_steps: int
+    cleanrl: str = CLEANRL_CONTINUOUS
+    published: Score | None = None
+    """The last 100 episodes of three seeds of ppo_continuous_action.py on the v4 of the env, from
+    docs/benchmark of CleanRL at the tag pr-424. It has no score for Ant."""
+
+
+TASKS = {
+    "CartPole-v1": Task(150_000, CLEANRL_DISCRETE),
+    "Acrobot-v1": Task(400_000, CLEANRL_DISCRETE),
+    "MountainCar-v0": Task(10**6, CLEANRL_DISCRETE),
+    "MountainCarContinuous-v0": Task(10**6),
+    "Pendulum-v1": Task(400_000),
+    "Hopper-v5": Task(10**6, published=Score(2382.9, 271.7)),
+    "Walker2d-v5": Task(10**6, published=Score(2288.0, 571.8)),
+    "HalfCheetah-v5": Task(10**6, published=Score(1442.6, 46.0)),
+    "InvertedPendulum-v5": Task(10**6, published=Score(963.1, 22.2)),
+    "Ant-v5": Task(10**6),
+    "Humanoid-v5": Task(10**6, published=Score(716.1, 49.1)),
 }
 HEAD = "| env | trainer | score | of each seed | CleanRL's published | CPU seconds |"
 
@@ -55,10 +71,11 @@ Runs = dict[str, dict[str, Any]]
 
 def train(trainer: str, env: str, seed: int) -> dict[str, Any]:
     """A run in another process, on one thread, with the CPU seconds of that process."""
-    arguments = {"id": env, "seed": seed}
+    task = TASKS[env]
+    arguments = {"id": env, "seed": seed, "num_steps": task.num_steps}
     side = "sb3" if trainer == "sb3" else "torchwrap"
     if side == "torchwrap":
-        flags = CLEANRL if trainer == "cleanrl" else ""
+        flags = task.cleanrl if trainer == "cleanrl" else ""
         arguments["flags"] = ["--compile", *flags.split()]
     before = sum(os.times()[2:4])
     run = ask(Case(side, "learn", arguments), Options())
@@ -75,7 +92,8 @@ def thin(curve: Sequence[Sequence[float]], points: int = 64) -> list[list[float]
 def show(runs: Runs) -> str:
     """A row per env and trainer."""
     lines = [HEAD, "|" + "---|" * 6]
-    for env, published in PUBLISHED.items():
+    for env, task in TASKS.items():
+        published = task.published
         score = f"{published.mean:,.0f} ± {published.deviation:,.0f}" if published else ""
         for trainer in SEEDS:
             found = [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
@@ -98,7 +116,7 @@ def wanted(arguments: argparse.Namespace, runs: Runs) -> list[str]:
     """The keys of the runs to train: the chosen ones, or if none is chosen, the missing ones."""
     keys = []
     for trainer, seeds in SEEDS.items():
-        keys += [f"{trainer}/{env}/{seed}" for seed in seeds for env in PUBLISHED]
+        keys += [f"{trainer}/{env}/{seed}" for seed in seeds for env in TASKS]
     chosen = [arguments.trainer, arguments.env_id, arguments.seed]
     if not any(chosen):
         return [key for key in keys if key not in runs]
@@ -110,26 +128,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     description, *_ = __doc__.splitlines()
     parser = argparse.ArgumentParser("python -m tests.benchmarks.scores", description=description)
     parser.add_argument("--trainer", choices=list(SEEDS), help="defaults to all")
-    parser.add_argument("--env-id", choices=list(PUBLISHED), help="defaults to all")
+    parser.add_argument("--env-id", choices=list(TASKS), help="defaults to all")
     parser.add_argument("--seed", type=int, help="defaults to all")
     parser.add_argument("--show", action="store_true", help="train nothing")
     arguments = parser.parse_args(argv)
-    file = json.loads(FILE.read_text()) if FILE.exists() else {}
-    runs: Runs = file.setdefault("runs", {})
-    for key in [] if arguments.show else wanted(arguments, runs):
+    for key in [] if arguments.show else wanted(arguments, read()["runs"]):
         print(key, flush=True)
         trainer, env, seed = key.split("/")
         run = train(trainer, env, int(seed))
         if "skipped" in run:
             sys.exit(f"{key} could not be run: {run['skipped']}")
-        add(file, key, run)
+        add(key, run)
+    runs = read()["runs"]
     plot = importlib.import_module(".plot", __package__)
-    plot.draw_scores(runs, PUBLISHED, str(FILE.with_suffix(".png")))
+    plot.draw_scores(runs, TASKS, str(FILE.with_suffix(".png")))
     print(show(runs))
 
 
-def add(file: dict[str, Any], key: str, run: dict[str, Any]) -> None:
-    """Writes a run into the file, and what it ran on."""
+def read() -> dict[str, Any]:
+    return json.loads(FILE.read_text()) if FILE.exists() else {"runs": {}}
+
+
+def add(key: str, run: dict[str, Any]) -> None:
+    """Writes a run into the file, which may hold new runs of other processes, and its machine."""
+    file = read()
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
     file["machine"] = machine(Options())
     file["curve"] = "env steps, mean return of the latest 100 episodes"

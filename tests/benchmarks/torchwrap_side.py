@@ -143,9 +143,10 @@ def vec_env(space: str, num_envs: int) -> Timed:
     return Timed(lambda: venv.step(actions))
 
 
-def learn(id: str, seed: int, flags: Sequence[str] = ()) -> dict[str, Any]:
+def learn(id: str, seed: int, num_steps: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     """The metrics and the learning curve of a run of examples/ppo.py."""
-    command = [sys.executable, "examples/ppo.py", "--env-id", id, "--seed", str(seed), *flags]
+    command = [sys.executable, "examples/ppo.py", "--env-id", id, "--seed", str(seed)]
+    command += ["--total-timesteps", str(num_steps), *flags]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*command, "--out", folder], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
