@@ -141,16 +141,19 @@ def td_loss(q_network: QNetwork, target_network: QNetwork, batch: dict[str, Tens
     return nn.functional.mse_loss(value, target)
 
 
-Function = Callable[..., None]
+Function = Callable[..., Any]
 
 
 def compute_gradients(
     q_network: QNetwork,
     target_network: QNetwork,
     batch: dict[str, Tensor],
-) -> None:
+) -> Tensor:
+    """Returns the loss: in a process, PyTorch 2.13 compiles backward() for None only once."""
     q_network.zero_grad()
-    td_loss(q_network, target_network, batch).backward()
+    loss = td_loss(q_network, target_network, batch)
+    loss.backward()
+    return loss.detach()
 
 
 def make_buffer(args: Any) -> ReplayBuffer | TorchRLReplayBuffer:
@@ -246,6 +249,7 @@ class Log:
             short.append((step, round(value, 2), round(at, 1)))
         (self.out / "metrics.json").write_text(json.dumps({**metrics, "curve": short}) + "\n")
         print(json.dumps(metrics, indent=2))
+        print(f"results in {self.out}")
         return metrics
 
 

@@ -164,6 +164,7 @@ class Log:
         if self.curve:
             path = self.out / "learning_curve.png"
             plot(path, self.args, self.curve, num_biased=self.num_biased)
+        print(f"results in {self.out}")
 
 
 class Checkpoint:

@@ -184,9 +184,11 @@ def actor_loss(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
     return (policy_loss + alpha_loss).mean()
 
 
-def critic_gradients(agent: Agent, batch: dict[str, Tensor]) -> None:
+def critic_gradients(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
     agent.zero_grad()
-    critic_loss(agent, batch).backward()
+    loss = critic_loss(agent, batch)
+    loss.backward()
+    return loss.detach()
 
 
 def actor_parameters(agent: Agent) -> list[nn.Parameter]:

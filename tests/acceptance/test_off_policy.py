@@ -615,25 +615,30 @@ def test_sac_actor_gradients_are_those_of_the_actor_alone():
     assert all(parameter.grad is None for parameter in agent.parameters())
 
 
-COMPILED = pytest.param(True, marks=[pytest.mark.full, pytest.mark.long], id="compiled")
+SHORT_RUNS = [
+    pytest.param(dqn, {"train_frequency": 16}, 1152, (1152 - 1024) // 16, id="dqn"),
+    pytest.param(sac, {"learning_starts": 1024}, 1088, 1088 - 1024, id="sac"),
+]
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(False, id="eager"), COMPILED])
-@pytest.mark.parametrize(
-    ("script", "short", "env_steps", "gradient_steps"),
-    [
-        pytest.param(dqn, {"train_frequency": 16}, 1152, (1152 - 1024) // 16, id="dqn"),
-        pytest.param(sac, {"learning_starts": 1024}, 1088, 1088 - 1024, id="sac"),
-    ],
-)
-def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_steps, compiled):
-    args = script.Args(total_timesteps=1088, compile=compiled, out=tmp_path, **short)
+@pytest.mark.parametrize(("script", "short", "env_steps", "gradient_steps"), SHORT_RUNS)
+def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_steps):
+    args = script.Args(total_timesteps=1088, out=tmp_path, **short)
     metrics = script.main(args)
     assert metrics["env_steps"] == env_steps
     assert metrics["gradient_steps"] == gradient_steps
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["eval_mean_return"] == metrics["eval_mean_return"]
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.full
+@pytest.mark.long
+def test_scripts_compile_one_after_the_other_in_a_process(tmp_path):
+    for case in SHORT_RUNS:
+        script, short, env_steps, _ = case.values
+        args = script.Args(total_timesteps=1088, compile=True, out=tmp_path, **short)
+        assert script.main(args)["env_steps"] == env_steps
 
 
 RESUMED = [
