@@ -149,10 +149,10 @@ def compute_gradients(
     target_network: QNetwork,
     batch: dict[str, Tensor],
 ) -> Tensor:
-    """Returns the loss: in a process, PyTorch 2.13 compiles backward() for None only once."""
     q_network.zero_grad()
     loss = td_loss(q_network, target_network, batch)
     loss.backward()
+    # PyTorch 2.13 cannot compile two functions that call backward() and return None.
     return loss.detach()
 
 

@@ -40,6 +40,7 @@ PRESETS = {
     "HalfCheetah-v5": (10**6, 3e-4, 8, 256, 0.98, 0.95, 32, 10, False, True, 256, -1.0),
     "Hopper-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
     "Walker2d-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
+    "Ant-v5": (10**6, 3e-4, 8, 256, 0.98, 0.9, 8, 10, False, True, 256, -1.0),
 }
 
 # By network: channels, size and stride of each convolution; the linear layer that follows

@@ -70,10 +70,14 @@ def draw(figures: Figures, path: str) -> None:
 
 def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any], path: str) -> None:
     """Plots one panel per env: a line per seed and trainer, and the published score as a band."""
-    canvas = Figure(figsize=(14, 9), layout="constrained")
-    *panels, corner = canvas.subplots(3, 4).flat
+    shown = [env for env in tasks if any(f"/{env}/" in key for key in runs)]
+    num_rows = len(shown) // 4 + 1
+    canvas = Figure(figsize=(14, 3 * num_rows), layout="constrained")
+    panels = list(canvas.subplots(num_rows, 4).flat)
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
     named: dict[str, Any] = {}
-    for axes, (env, task) in zip(panels, tasks.items(), strict=True):
+    for axes, env in zip(panels, shown, strict=False):
         for trainer, label in (
             ("sb3", "Stable-Baselines3, the zoo's hyperparameters"),
             ("cleanrl", "CleanRL's hyperparameters, in ppo.py"),
@@ -83,7 +87,7 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any],
                 if key.startswith(f"{trainer}/{env}/"):
                     steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
-        score = task.published
+        score = tasks[env].published
         if score:
             low = score.mean - score.deviation
             high = score.mean + score.deviation
@@ -92,8 +96,7 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any],
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         named.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    corner.legend(named.values(), named, loc="center", frameon=False)
-    corner.set_axis_off()
+    panels[-1].legend(named.values(), named, loc="center right", frameon=False)
     canvas.savefig(path, dpi=100)
 
 

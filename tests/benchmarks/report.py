@@ -197,7 +197,7 @@ def tables(figures: Figures) -> str:
         "`startup`: seconds with an empty cache / a full one": _by_size(
             figures, "startup", "cold_seconds", "warm_seconds"
         ),
-        "`scores`: PPO on MuJoCo after a million steps": scores.show(trained).splitlines(),
+        "`scores`: PPO after equal numbers of env steps": scores.show(trained).splitlines(),
     }
     commits = ", ".join(f"{suite} {commit}" for suite, commit in figures["commits"].items())
     where = f"{', '.join(conditions(figures['machine']).splitlines())}. Commits: {commits}."
