@@ -151,9 +151,10 @@ def read() -> dict[str, Any]:
 
 def add(key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, which may hold new runs of other processes, and its machine."""
+    where = machine(Options())  # takes a second, in which the file may change
     file = read()
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file["machine"] = machine(Options())
+    file["machine"] = where
     file["curve"] = "env steps, mean return of the latest 100 episodes"
     FILE.write_text(json.dumps(file) + "\n")
 
