@@ -1,6 +1,7 @@
 """tests/benchmarks: sides step the same env, and figures and tables are as README.md says."""
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +154,13 @@ def test_scores_are_of_all_seeds_of_each_trainer(load):
         ["Hopper-v5", "sb3", "3,000 ± 0", "3,000 / 3,000 / 3,000", "2,383 ± 272", "2,000"],
         ["Ant-v5", "torchwrap", "1 ± 0", "1", "", ""],
     ]
+
+
+def test_runs_of_several_processes_are_all_in_the_file(load, monkeypatch, tmp_path):
+    scores = load("scores")
+    monkeypatch.setattr(scores, "FILE", tmp_path / "scores.json")
+    monkeypatch.setattr(scores, "machine", lambda options: {})
+    keys = [f"sb3/Ant-v5/{seed}" for seed in range(100)]
+    with ThreadPoolExecutor(4) as pool:  # a lock of a file holds among its openings
+        list(pool.map(lambda key: scores.add(key, run(1.0)), keys))
+    assert sorted(scores.read()["runs"]) == sorted(keys)

@@ -11,6 +11,7 @@ It writes examples/results/ppo_scores.json after each run, and ppo_scores.png at
 """
 
 import argparse
+import fcntl
 import importlib
 import json
 import os
@@ -146,17 +147,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read() -> dict[str, Any]:
-    return json.loads(FILE.read_text()) if FILE.exists() else {"runs": {}}
+    text = FILE.read_text() if FILE.exists() else ""
+    return json.loads(text or '{"runs": {}}')
 
 
 def add(key: str, run: dict[str, Any]) -> None:
-    """Writes a run into the file, which may hold new runs of other processes, and its machine."""
-    where = machine(Options())  # takes a second, in which the file may change
-    file = read()
-    file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file["machine"] = where
-    file["curve"] = "env steps, mean return of the latest 100 episodes"
-    FILE.write_text(json.dumps(file) + "\n")
+    """Writes a run into the file, to which other processes add theirs, and its machine."""
+    where = machine(Options())
+    with FILE.open("a+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        file = read()
+        file["runs"][key] = {**run, "curve": thin(run["curve"])}
+        file["machine"] = where
+        file["curve"] = "env steps, mean return of the latest 100 episodes"
+        stream.truncate(0)
+        stream.write(json.dumps(file) + "\n")
 
 
 if __name__ == "__main__":
