@@ -159,6 +159,7 @@ def test_scores_are_of_all_seeds_of_each_trainer(load):
 def test_runs_of_several_processes_are_all_in_the_file(load, monkeypatch, tmp_path):
     scores = load("scores")
     monkeypatch.setattr(scores, "FILE", tmp_path / "scores.json")
+    scores.FILE.write_text('{"runs": {}}')
     monkeypatch.setattr(scores, "machine", lambda options: {})
     keys = [f"sb3/Ant-v5/{seed}" for seed in range(100)]
     with ThreadPoolExecutor(4) as pool:  # a lock of a file holds among its openings

@@ -676,6 +676,7 @@ def _replace(transforms: Compose, without: Names, faults: Faults) -> list[str]:
 
 
 def _find_streams(transforms: Compose, faults: Faults) -> None:
+    """Adds the transforms that draw random numbers to the faults."""
     for module in transforms.modules():
         if any(isinstance(child, Stream) for child in module.children()):
             faults[type(module).__name__] = "it draws random numbers"

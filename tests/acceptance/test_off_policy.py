@@ -621,24 +621,28 @@ SHORT_RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "short", "env_steps", "gradient_steps"), SHORT_RUNS)
-def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_steps):
-    args = script.Args(total_timesteps=1088, out=tmp_path, **short)
+def assert_writes_its_results(script, args, env_steps, gradient_steps):
     metrics = script.main(args)
     assert metrics["env_steps"] == env_steps
     assert metrics["gradient_steps"] == gradient_steps
-    written = json.loads((tmp_path / "metrics.json").read_text())
+    written = json.loads((args.out / "metrics.json").read_text())
     assert written["eval_mean_return"] == metrics["eval_mean_return"]
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert torch.load(args.out / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("script", "short", "env_steps", "gradient_steps"), SHORT_RUNS)
+def test_script_writes_its_results(tmp_path, script, short, env_steps, gradient_steps):
+    args = script.Args(total_timesteps=1088, out=tmp_path, **short)
+    assert_writes_its_results(script, args, env_steps, gradient_steps)
 
 
 @pytest.mark.full
 @pytest.mark.long
-def test_scripts_compile_one_after_the_other_in_a_process(tmp_path):
+def test_compiled_scripts_in_one_process_write_their_results(tmp_path):
     for case in SHORT_RUNS:
-        script, short, env_steps, _ = case.values
-        args = script.Args(total_timesteps=1088, compile=True, out=tmp_path, **short)
-        assert script.main(args)["env_steps"] == env_steps
+        script, short, *steps = case.values
+        args = script.Args(total_timesteps=1088, compile=True, out=tmp_path / case.id, **short)
+        assert_writes_its_results(script, args, *steps)
 
 
 RESUMED = [

@@ -147,21 +147,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read() -> dict[str, Any]:
-    text = FILE.read_text() if FILE.exists() else ""
-    return json.loads(text or '{"runs": {}}')
+    return json.loads(FILE.read_text())
 
 
 def add(key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, to which other processes add theirs, and its machine."""
     where = machine(Options())
-    with FILE.open("a+") as stream:
+    with FILE.open("r+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        file = read()
+        file = json.load(stream)
         file["runs"][key] = {**run, "curve": thin(run["curve"])}
         file["machine"] = where
         file["curve"] = "env steps, mean return of the latest 100 episodes"
-        stream.truncate(0)
+        stream.seek(0)
         stream.write(json.dumps(file) + "\n")
+        stream.truncate()
 
 
 if __name__ == "__main__":
