@@ -71,7 +71,7 @@ def draw(figures: Figures, path: str) -> None:
 def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any], path: str) -> None:
     """Plots one panel per env: a line per seed and trainer, and the published score as a band."""
     shown = [env for env in tasks if any(f"/{env}/" in key for key in runs)]
-    num_rows = len(shown) // 4 + 1
+    num_rows = -(-len(shown) // 4)
     canvas = Figure(figsize=(14, 3 * num_rows), layout="constrained")
     panels = list(canvas.subplots(num_rows, 4).flat)
     for axes in panels[len(shown) :]:
@@ -96,7 +96,7 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any],
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         named.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    panels[-1].legend(named.values(), named, loc="center right", frameon=False)
+    canvas.legend(named.values(), named, loc="outside lower center", ncols=len(named))
     canvas.savefig(path, dpi=100)
 
 
