@@ -37,7 +37,7 @@ class Args:
     num_envs: int | None = None
     """number of parallel environments"""
     num_steps: int | None = None
-    """number of steps of each environment per rollout; None keeps the batch for any num_envs"""
+    """number of steps of each environment per rollout; None keeps the batch, with 16 or more"""
     learning_rate: float | None = None
     """learning rate of the optimizer, annealed linearly to zero"""
     gamma: float | None = None
@@ -135,7 +135,7 @@ def main(args: Args) -> dict[str, float]:
     defaults = dict(DEFAULTS["discrete" if is_discrete else "continuous"])
     if args.num_envs is not None:
         default_batch = defaults["num_envs"] * defaults["num_steps"]
-        defaults["num_steps"] = max(1, default_batch // args.num_envs)
+        defaults["num_steps"] = max(16, default_batch // args.num_envs)
     for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

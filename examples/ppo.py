@@ -76,7 +76,7 @@ class Args:
     num_envs: int | None = None
     """number of parallel environments"""
     num_steps: int | None = None
-    """number of steps of each environment per rollout; None keeps the batch for any num_envs"""
+    """number of steps of each environment per rollout; None keeps the batch, with 16 or more"""
     anneal_lr: bool = True
     """anneal the learning rate linearly to zero"""
     gamma: float | None = None

@@ -67,7 +67,7 @@ class Args:
     num_envs: int = 8
     """number of parallel games"""
     num_steps: int | None = None
-    """number of steps of each game per rollout; None makes a batch of 1024 for any num_envs"""
+    """number of steps of each game per rollout; None makes a batch of 1024, with 16 or more"""
     gamma: float = 0.99
     """discount factor"""
     gae_lambda: float = 0.95
@@ -87,7 +87,7 @@ class Args:
 
     def __post_init__(self) -> None:
         if self.num_steps is None:
-            self.num_steps = max(1, 1024 // self.num_envs)
+            self.num_steps = max(16, 1024 // self.num_envs)
 
 
 def has_bfloat16(device: str) -> bool:

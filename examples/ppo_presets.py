@@ -59,7 +59,8 @@ DISCRETE = gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete
 def fill_in(args: Any, make: Make) -> None:
     """Sets the backend, and the hyperparameters and the target return that are None.
 
-    A given number of envs keeps the preset's batch, with another number of steps.
+    A given number of envs keeps the preset's batch, with another number of steps. It is at least
+    16, because PPO does not learn CartPole from rollouts of one step.
     """
     probe = make(args.env_id, 1, backend=args.backend)
     is_discrete = isinstance(probe.single_action_space, DISCRETE)
@@ -67,7 +68,7 @@ def fill_in(args: Any, make: Make) -> None:
     values = dict(zip(COLUMNS, PRESETS.get(args.env_id, defaults)))
     if args.num_envs is not None:
         batch_size = values["num_envs"] * values["num_steps"]
-        values["num_steps"] = max(1, batch_size // args.num_envs)
+        values["num_steps"] = max(16, batch_size // args.num_envs)
     values["target_return"] = getattr(probe.spec, "reward_threshold", None)
     for name, value in values.items():
         if getattr(args, name) is None:

@@ -146,26 +146,28 @@ def parts(device: str) -> dict[str, Part]:
         return call("profile", name=name, arguments=arguments)
 
     many = {**learn, "num_envs": middle, "total_timesteps": 4 * total}
+    ours = None if on_cpu else "torchwrap"
     graph = {
+        "ppo_graph/tensordict": call("ppo_graph", **learn, capture="tensordict"),
+        f"ppo_graph/captured/{middle}": call("ppo_graph", **many, capture=ours),
+        "ppo_graph/captured": call("ppo_graph", **learn, capture=ours),
         "ppo_graph": call("ppo_graph", **learn),
-        "ppo_graph/captured": call("ppo_graph", **learn, captured=not on_cpu),
-        f"ppo_graph/captured/{middle}": call("ppo_graph", **many, captured=not on_cpu),
     }
+    images = {f"profile/images/{way}": profile("images", way=way, **frames) for way in WAYS}
     profiles = {
         f"profile/seven/{n}": profile("scripted", num_envs=n, **seven) for n in (small, large)
     }
-    for way in WAYS:
-        profiles[f"profile/images/{way}"] = profile("images", way=way, **frames)
     ppo = {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in WAYS}
     return {
         "machine": Part(20, {"floor": call("floor", device=device, **quick)}),
-        "graph": Part(240, graph),
-        "profile": Part(80, profiles),
-        "ppo": Part(80, ppo),
-        "collector": Part(70, sized("collector", small, middle)),
-        "glue": Part(120, sized("glue", large, small, middle)),
+        "images": Part(60, images),
+        "ppo": Part(110, ppo),
+        "graph": Part(190, graph),
+        "tests": Part(180, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
+        "collector": Part(70, sized("collector", middle, small)),
+        "glue": Part(120, sized("glue", middle, large, small)),
         "cartpole": Part(150, sized("cartpole", large, small, middle)),
-        "tests": Part(300, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
+        "profile": Part(80, profiles),
     }
 
 

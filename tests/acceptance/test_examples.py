@@ -154,8 +154,13 @@ def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
 
 @pytest.mark.parametrize(
     ("given", "num_steps"),
-    [({}, 128), ({"num_envs": 64}, 16), ({"num_envs": 2, "num_steps": 7}, 7)],
-    ids=["default", "more envs", "given"],
+    [
+        ({}, 128),
+        ({"num_envs": 32}, 32),
+        ({"num_envs": 512}, 16),
+        ({"num_envs": 2, "num_steps": 7}, 7),
+    ],
+    ids=["default", "more envs", "many envs", "given"],
 )
 def test_ppo_atari_keeps_the_batch_for_another_number_of_envs(given, num_steps):
     assert ppo_atari.Args(**given).num_steps == num_steps
@@ -387,8 +392,8 @@ def test_presets_fill_in_the_same_arguments_of_each_native_env():
     [
         pytest.param("Swimmer-v5", {"num_envs": 8}, 256, id="2048 steps of 1 env"),
         pytest.param("Swimmer-v5", {"num_envs": 3}, 682, id="not a divisor"),
-        pytest.param("CartPole-v1", {"num_envs": 512}, 4, id="32 steps of 64 envs"),
-        pytest.param("CartPole-v1", {"num_envs": 10_000}, 1, id="at least 1"),
+        pytest.param("CartPole-v1", {"num_envs": 128}, 16, id="32 steps of 64 envs"),
+        pytest.param("CartPole-v1", {"num_envs": 4096}, 16, id="at least 16"),
         pytest.param("CartPole-v1", {}, 32, id="preset"),
         pytest.param("CartPole-v1", {"num_envs": 8, "num_steps": 32}, 32, id="given"),
     ],

@@ -13,6 +13,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -97,7 +99,7 @@ def images(num_envs: int, way: str = "eager", device: str = "cpu") -> Timed:
 
 
 def profile(name: str, arguments: dict[str, Any], calls: int = 20) -> dict[str, Any]:
-    """Where the time of a `Timed` goes, per call: the host's, the device's, and its kernels."""
+    """Where the time of a `Timed` goes, per call: the host's, and that of the device by kernel."""
     timed, _ = build(globals()[name], arguments)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -113,13 +115,15 @@ def profile(name: str, arguments: dict[str, Any], calls: int = 20) -> dict[str, 
             timed.call()
         timed.wait()
     events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    busy_us = sum(event.device_time for event in events) / calls
-    kernels = Counter(event.name for event in events)
+    kernels: Counter[str] = Counter()
+    for event in events:
+        kernels[event.name] += event.device_time / calls
     return {
         "us": us,
         "host_us": host_us,
-        "busy_us": busy_us,
-        "kernels": {name: number / calls for name, number in kernels.most_common()},
+        "busy_us": kernels.total(),
+        "launches": len(events) / calls,
+        "kernels": dict(kernels.most_common()),
     }
 
 
@@ -192,16 +196,16 @@ def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
 
 
 def ppo_graph(
-    device: str, num_envs: int, total_timesteps: int, captured: bool = False
+    device: str, num_envs: int, total_timesteps: int, capture: str | None = None
 ) -> dict[str, Any]:
     """The metrics of examples/ppo_graph.py on CartPole-v1.
 
-    With `captured`, an iteration is one CUDA graph. Otherwise the host launches each kernel.
+    With a name in `CAPTURES`, an iteration is one CUDA graph, else the host launches each kernel.
     """
     module = _example("ppo_graph")
-    if captured:
+    if capture:
         make_iteration = module.make_iteration
-        module.make_iteration = lambda *arguments: _captured(make_iteration(*arguments))
+        module.make_iteration = lambda *arguments: CAPTURES[capture](make_iteration(*arguments))
     flags = {"num_envs": num_envs, "total_timesteps": total_timesteps}
     return _metrics("ppo_graph", device=device, **flags)
 
@@ -226,6 +230,9 @@ def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+CAPTURES = {"torchwrap": _captured, "tensordict": partial(CudaGraphModule, warmup=3)}
+
+
 def _metrics(example: str, **flags: Any) -> dict[str, Any]:
     module = _example(example)
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +241,7 @@ def _metrics(example: str, **flags: Any) -> dict[str, Any]:
 
 def _example(name: str) -> types.ModuleType:
     """The module of an example. It does without tyro, its parser."""
-    if importlib.util.find_spec("tyro") is None:
+    if "tyro" not in sys.modules and importlib.util.find_spec("tyro") is None:
         sys.modules["tyro"] = types.ModuleType("tyro")
     sys.path.insert(0, str(ROOT / "examples"))
     return importlib.import_module(name)
