@@ -157,6 +157,11 @@ def parts(device: str) -> dict[str, Part]:
     profiles = {
         f"profile/seven/{n}": profile("scripted", num_envs=n, **seven) for n in (small, large)
     }
+    brief = {"device": device, "compile": not on_cpu}
+    scripts = {
+        "sac": call("example", script="sac", total_timesteps=2_000, **brief),
+        "dqn": call("example", script="dqn", total_timesteps=20_000, **brief),
+    }
     ppo = {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in WAYS}
     return {
         "machine": Part(20, {"floor": call("floor", device=device, **quick)}),
@@ -164,6 +169,7 @@ def parts(device: str) -> dict[str, Part]:
         "ppo": Part(110, ppo),
         "graph": Part(190, graph),
         "tests": Part(180, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
+        "scripts": Part(100, scripts),
         "collector": Part(70, sized("collector", middle, small)),
         "glue": Part(120, sized("glue", middle, large, small)),
         "cartpole": Part(150, sized("cartpole", large, small, middle)),

@@ -162,7 +162,7 @@ def learn(id: str, seed: int, num_steps: int, flags: Sequence[str] = ()) -> dict
 def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dict[str, Any]:
     """The metrics of examples/ppo.py on CartPole-v1."""
     flags = {"compile": compiled, "num_envs": num_envs, "total_timesteps": total_timesteps}
-    return _metrics("ppo", device=device, **flags)
+    return example("ppo", device=device, **flags)
 
 
 def cleanrl(num_envs: int) -> dict[str, float]:
@@ -191,7 +191,7 @@ def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
     flags |= dict(hidden_size=64, clip_vloss=True)
     flags["total_timesteps"] = (1 + loops.ITERATIONS) * loops.BATCH_SIZE
     with mock.patch("time.perf_counter", time.process_time):
-        metrics = _metrics("ppo", **flags)
+        metrics = example("ppo", **flags)
     return {"whole_us": num_envs * 1e6 / metrics["steps_per_second_steady"]}
 
 
@@ -207,7 +207,7 @@ def ppo_graph(
         make_iteration = module.make_iteration
         module.make_iteration = lambda *arguments: CAPTURES[capture](make_iteration(*arguments))
     flags = {"num_envs": num_envs, "total_timesteps": total_timesteps}
-    return _metrics("ppo_graph", device=device, **flags)
+    return example("ppo_graph", device=device, **flags)
 
 
 def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,8 +233,9 @@ def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
 CAPTURES = {"torchwrap": _captured, "tensordict": partial(CudaGraphModule, warmup=3)}
 
 
-def _metrics(example: str, **flags: Any) -> dict[str, Any]:
-    module = _example(example)
+def example(script: str, **flags: Any) -> dict[str, Any]:
+    """The metrics of a script in examples."""
+    module = _example(script)
     with tempfile.TemporaryDirectory() as folder:
         return module.main(module.Args(out=Path(folder), **flags))
 
