@@ -31,7 +31,6 @@ Trained = tuple[tw.Env, tw.policy.Policy]
 # On CartPole-v1: the hyperparameters of ppo.py, with a learning rate that falls to zero
 NUM_ENVS = 64
 NUM_STEPS = 32
-NUM_UPDATES = 73
 BATCH_SIZE = NUM_ENVS * NUM_STEPS
 MINIBATCH_SIZE = 512
 EPOCHS = 8
@@ -55,7 +54,7 @@ def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
     )
 
 
-def train_torchrl(seed: int) -> Trained:
+def train_torchrl(seed: int, num_updates: int = 73) -> Trained:
     from tensordict.nn import TensorDictModule
     from torchrl.collectors import Collector
     from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -90,11 +89,11 @@ def train_torchrl(seed: int) -> Trained:
         base,
         actor,
         frames_per_batch=BATCH_SIZE,
-        total_frames=BATCH_SIZE * NUM_UPDATES,
+        total_frames=BATCH_SIZE * num_updates,
         auto_register_policy_transforms=False,  # no InitTracker: nothing is recurrent
     )
     for update, data in enumerate(collector):  # data["next", "observation"] is the true successor
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - update / NUM_UPDATES)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - update / num_updates)
         with torch.no_grad():
             advantage(data)
         flat = data.reshape(-1)
@@ -108,7 +107,7 @@ def train_torchrl(seed: int) -> Trained:
     return env, lambda td: actor.get_dist(td).mode
 
 
-def train_rsl_rl(seed: int) -> Trained:
+def train_rsl_rl(seed: int, num_updates: int = 25) -> Trained:
     from rsl_rl.runners import OnPolicyRunner
 
     from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
@@ -137,11 +136,11 @@ def train_rsl_rl(seed: int) -> Trained:
         },
     }
     runner = OnPolicyRunner(to_rsl_rl(env, seed=seed), train_cfg)
-    runner.learn(25, init_at_random_ep_len=True)
+    runner.learn(num_updates, init_at_random_ep_len=True)
     return env, RslRlPolicy(runner.get_inference_policy())
 
 
-def train_skrl(seed: int) -> Trained:
+def train_skrl(seed: int, num_updates: int = 73) -> Trained:
     from skrl.agents.torch.ppo import PPO
     from skrl.memories.torch import RandomMemory
     from skrl.models.torch import CategoricalMixin, DeterministicMixin, Model
@@ -175,7 +174,7 @@ def train_skrl(seed: int) -> Trained:
         "action_space": skrl_env.action_space,
         "device": skrl_env.device,
     }
-    schedule = {"lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)}
+    schedule = {"lr_lambda": lambda epoch: 1 - epoch / (num_updates * EPOCHS)}
     cfg = {
         "rollouts": NUM_STEPS,
         "learning_epochs": EPOCHS,
@@ -194,7 +193,7 @@ def train_skrl(seed: int) -> Trained:
     models = {"policy": Policy(**spaces), "value": Value(**spaces)}
     agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces), skrl_env)
     trainer_cfg = SequentialTrainerCfg(
-        timesteps=NUM_STEPS * NUM_UPDATES,
+        timesteps=NUM_STEPS * num_updates,
         headless=True,
         disable_progressbar=True,
         close_environment_at_exit=False,
@@ -203,7 +202,7 @@ def train_skrl(seed: int) -> Trained:
     return env, lambda td: models["policy"].net(td["observation"]).argmax(-1)
 
 
-def train_rl_games(seed: int) -> Trained:
+def train_rl_games(seed: int, num_updates: int = 40) -> Trained:
     from rl_games.torch_runner import Runner
 
     from torchwrap.interop.rl_games import register
@@ -239,7 +238,7 @@ def train_rl_games(seed: int) -> Trained:
             "device_name": "cpu",
             "torch_compile": False,
             "print_stats": False,
-            "max_epochs": 40,
+            "max_epochs": num_updates,
             "horizon_length": 32,
             "minibatch_size": 2048,
             "mini_epochs": 5,
@@ -281,7 +280,7 @@ def train_rl_games(seed: int) -> Trained:
     return player.env.env, lambda td: player.get_action(td["observation"], is_deterministic=True)
 
 
-def train_sb3(seed: int) -> Trained:
+def train_sb3(seed: int, num_updates: int = 73) -> Trained:
     from stable_baselines3 import PPO
 
     from torchwrap.interop.sb3 import to_sb3
@@ -299,7 +298,7 @@ def train_sb3(seed: int) -> Trained:
         seed=seed,
         device="cpu",
     )
-    model.learn(BATCH_SIZE * NUM_UPDATES)
+    model.learn(BATCH_SIZE * num_updates)
     return env, lambda td: model.policy.get_distribution(td["observation"]).mode()
 
 
@@ -312,7 +311,7 @@ LIBRARIES = {
 }
 
 
-def main(library: str, seed: int = 1) -> float:
+def main(library: str, seed: int = 1, num_updates: int | None = None) -> float:
     module, train = LIBRARIES[library]
     if importlib.util.find_spec(module) is None:
         command = f'pip install -e ".[{library.replace("_", "-")}]"'
@@ -321,7 +320,7 @@ def main(library: str, seed: int = 1) -> float:
     torch.manual_seed(seed)
     # Some libraries print a page per update.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        env, policy = train(seed)
+        env, policy = train(seed) if num_updates is None else train(seed, num_updates)
     test_env = tw.make(env.spec, num_envs=64)
     test_env.load_state_dict(env.state_dict())
     episodes = tw.evaluate(test_env, policy, 64, seed=seed + 1000)
@@ -335,4 +334,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--seed", type=int, default=1, help="seed of the envs and of PyTorch")
+    parser.add_argument("--num-updates", type=int, help="defaults to those that solve the env")
     main(**vars(parser.parse_args()))

@@ -29,7 +29,7 @@ def test_example_repeats_itself():
 
 def test_another_number_of_envs_keeps_the_batch():
     sizes = dict(total_timesteps=1, update_epochs=1)  # one iteration
-    run = example.main(example.Args(num_envs=256, **sizes))
+    run = example.main(example.Args(num_envs=128, **sizes))
     assert run["env_steps"] == 32 * 64
 
 

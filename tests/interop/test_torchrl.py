@@ -318,7 +318,7 @@ SHARDS = [functools.partial(counting, first_index) for first_index in (0, 2)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+@pytest.mark.parametrize("kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.long)])
 def test_shards_in_envs_of_torchrl_step_like_one_env(kind):
     env = kind(2, SHARDS)
     data = env.rollout(12, break_when_any_done=False)
@@ -327,7 +327,7 @@ def test_shards_in_envs_of_torchrl_step_like_one_env(kind):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_shards_in_processes_of_a_collector_step_like_one_env(sync):
     frames = 48 if sync else 24
     collector = MultiCollector(
