@@ -123,8 +123,9 @@ def test_change_of_a_network_is_followed(name):
     assert_followed(collectors(network), functools.partial(CHANGES[name], network), tolerance)
 
 
-@full
-@pytest.mark.parametrize("name", ["another dtype", *[*CHANGES][5:9]])
+@pytest.mark.parametrize(
+    "name", mostly_full(["another dtype", *[*CHANGES][5:9]], long=[*CHANGES][5:9])
+)
 def test_change_of_a_network_through_inductor_is_followed(name):
     network = Network()
     pair = [tw.Collector(ScriptedEnv(NUM_ENVS), network, 3) for _ in range(2)]

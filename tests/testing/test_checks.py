@@ -32,8 +32,7 @@ ENVS = {
     "InvertedPendulum-v5": partial(tw.make, "InvertedPendulum-v5"),
     "HalfCheetah-v5": CHEETAH,
 }
-# The others run before a release: the fuzz tests put them into stacks, in which they are checked as
-# well, and gpu/test_cuda.py captures the graphs of all of them.
+# The others run before a release. The fuzz tests put them into stacks, which are checked as well.
 SOME = (
     "RecordEpisodeStatistics",
     "NormalizeObservation",
