@@ -27,10 +27,11 @@ def test_example_repeats_itself():
     assert runs[0]["env_steps"] == SMALL["total_timesteps"]
 
 
-def test_another_number_of_envs_keeps_the_batch():
+@pytest.mark.parametrize(("num_envs", "num_steps"), [(128, 16), (256, 16)], ids=["kept", "more"])
+def test_another_number_of_envs_keeps_the_batch_from_16_steps_up(num_envs, num_steps):
     sizes = dict(total_timesteps=1, update_epochs=1)  # one iteration
-    run = example.main(example.Args(num_envs=128, **sizes))
-    assert run["env_steps"] == 32 * 64
+    run = example.main(example.Args(num_envs=num_envs, **sizes))
+    assert run["env_steps"] == num_envs * num_steps
 
 
 def test_example_parses_flags():

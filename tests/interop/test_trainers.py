@@ -37,7 +37,7 @@ def test_trainer_solves_its_env(library, tmp_path):
 
 
 def train(library, *arguments, cwd):
-    """The mean return. In another process, because some libraries change its settings."""
+    """The mean return, in another process: some libraries change settings of the whole process."""
     module, _ = LIBRARIES[library]
     if find_spec(module) is None:
         pytest.skip(f"{module} is not installed")

@@ -32,7 +32,7 @@ ENVS = {
     "InvertedPendulum-v5": partial(tw.make, "InvertedPendulum-v5"),
     "HalfCheetah-v5": CHEETAH,
 }
-# The others run before a release. The fuzz tests put them into stacks, which are checked as well.
+# CI checks these. The others are checked before a release, and in the stacks of the fuzz tests.
 SOME = (
     "RecordEpisodeStatistics",
     "NormalizeObservation",
