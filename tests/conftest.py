@@ -38,7 +38,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line(
-        "markers", "long: a minute of `full` that .ci/run leaves out, unless it is told to run all"
+        "markers", "long: of `full`, what .ci/run leaves out unless it is told to run all"
     )
     config.addinivalue_line(
         "markers", "cuda: needs a CUDA device, and is skipped where there is none"

@@ -234,6 +234,9 @@ def params(cases, quick):
     ]
 
 
+AT_RELEASES = [pytest.mark.full, pytest.mark.long]
+
+
 def mostly_full(names, *fast, long=()):
     """Names as parameters: all but the `fast` ones run with --full, the `long` ones at releases."""
     parameters = []

@@ -945,6 +945,7 @@ def test_initial_state_of_a_policy_is_its_fill():
 
 
 @pytest.mark.compiles
+@pytest.mark.long
 @full
 def test_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tmp_path):
     threads = torch.get_num_threads()

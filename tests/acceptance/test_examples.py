@@ -571,6 +571,7 @@ def test_custom_env_is_short_and_trained_by_ppo(tmp_path):
     assert (tmp_path / "learning_curve.png").exists()
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_grid_world_keeps_the_contract():
     def make(num_envs, **arguments):

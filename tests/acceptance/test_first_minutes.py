@@ -149,6 +149,7 @@ def test_rsl_rl_robot_resumed_in_another_process_equals_the_unbroken_run(
     assert_same_files(*[torch.load(path, weights_only=True) for path in paths])
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_rsl_rl_robot_in_two_processes_shares_statistics_and_networks(rsl_rl_robot, tmp_path):
     with socket.socket() as free:

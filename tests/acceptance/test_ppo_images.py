@@ -183,6 +183,7 @@ def test_ppo_resumed_after_its_end_returns_the_same_metrics(tmp_path):
 # The maze
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_maze_keeps_the_contract():
     check_env(lambda num_envs, **arguments: tw.make("Maze-v0", num_envs, **arguments))

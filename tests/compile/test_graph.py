@@ -78,7 +78,9 @@ def test_tensor_that_is_given_twice_is_two_arguments():
     assert graph(ones, torch.zeros(3)).tolist() == [1] * 3
 
 
-@pytest.mark.parametrize("backend", mostly_full(["aot_eager", "inductor"], "aot_eager"))
+@pytest.mark.parametrize(
+    "backend", mostly_full(["aot_eager", "inductor"], "aot_eager", long=["inductor"])
+)
 def test_torch_compile_takes_the_place_of_inductors_entry_point(backend, monkeypatch):
     monkeypatch.setattr(graphs, "inductor", None)
     monkeypatch.setattr(graphs, "list_options", list)

@@ -7,7 +7,7 @@ tests, a stand-in takes its place: it refuses tensors that are unlike its exampl
 import pytest
 import torch
 from gymnasium.spaces import Box
-from helpers import AOT, INDUCTOR, assert_same
+from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same
 from torch import nn
 
 import torchwrap as tw
@@ -45,9 +45,9 @@ def tolerance(request, monkeypatch):
 
 
 def cases(names, *through_inductor):
-    """Cases by name with the stand-in, and some of them through Inductor too."""
+    """Cases by name with the stand-in, and at releases, some of them through Inductor too."""
     parameters = [pytest.param(name, "strict", id=name) for name in names]
-    marks = [pytest.mark.compiles, full]
+    marks = [pytest.mark.compiles, *AT_RELEASES]
     for name in through_inductor:
         parameters.append(pytest.param(name, "inductor", id=f"{name}, Inductor", marks=marks))
     return pytest.mark.parametrize("name, tolerance", parameters, indirect=["tolerance"])
@@ -97,6 +97,7 @@ def test_view_as_observation_matches_eager(name, tolerance):
         assert_same(data, expected, tolerance)
 
 
+@pytest.mark.long
 @full
 @pytest.mark.compiles
 def test_statistics_of_a_slice_through_inductor_match_eager():

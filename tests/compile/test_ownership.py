@@ -176,6 +176,7 @@ class OneNumber(FuncEnv):
         return state["x"].abs() > 1
 
 
+@pytest.mark.long
 @full
 def test_observations_that_are_views_of_the_state_survive_a_reset():
     # Inductor drops a copy of a copy, although both are results.

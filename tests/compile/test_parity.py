@@ -58,8 +58,10 @@ def test_compiled_transform_matches_eager(name):
     assert (following["terminated"] & following["truncated"]).any()
 
 
-@full
-@pytest.mark.parametrize("name", ENDINGS)
+SIMPLE = ("never", "all at once", "by termination")
+
+
+@pytest.mark.parametrize("name", mostly_full(ENDINGS, long=SIMPLE))
 def test_compiled_episodes_that_end_in_any_way_match_eager(name):
     make = functools.partial(stack, "Compose of seven", **ENDINGS[name])
     following = assert_plays_the_same(make(), compiled(make()), 60, AOT)
@@ -101,6 +103,7 @@ def partly_infinite(*transforms):
     return tw.TransformedEnv(env, T.TransformObservation(hide), *transforms)
 
 
+@pytest.mark.long
 @full
 @pytest.mark.compiles
 def test_statistics_of_many_rows_through_inductor_are_those_of_numpy():

@@ -83,7 +83,7 @@ def test_transform_agrees_bit_for_bit(name):
     assert not flags["done"].all(1).all()
 
 
-@pytest.mark.parametrize("name", mostly_full(ENDINGS, "by both"))
+@pytest.mark.parametrize("name", mostly_full(ENDINGS, "by both", long=["never", "by termination"]))
 def test_episodes_that_end_in_any_way_agree(name):
     flags = assert_agrees(functools.partial(stack, "Compose of seven", **ENDINGS[name]), 60)
     assert flags["done"].any() == (name != "never")
@@ -203,6 +203,7 @@ def test_compiled_step_agrees_with_a_compiled_env(name):
         assert_same(td, env_td, AOT)
 
 
+@pytest.mark.long
 @full
 def test_step_through_inductor_agrees():
     pure = tw.pure(stack("Compose of seven"))
@@ -210,6 +211,7 @@ def test_step_through_inductor_agrees():
     assert_agrees(functools.partial(stack, "Compose of seven"), 60, INDUCTOR, step)
 
 
+@pytest.mark.long
 @full
 def test_vmap_through_inductor_equals_the_eager_one():
     pure = tw.pure(tw.make("Acrobot-v1", 3))  # its angles are views
@@ -248,7 +250,7 @@ DISTURBANCES = {
 }
 
 
-@pytest.mark.parametrize("name", DISTURBANCES)
+@pytest.mark.parametrize("name", mostly_full(DISTURBANCES, "step", "restore", "reset"))
 def test_what_happens_to_the_env_changes_no_result(name):
     env = stack("NormalizeObservation")
     pure = tw.pure(env)

@@ -116,16 +116,19 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(CHANGES, "a hook"))
+UNUSUAL = [*CHANGES][5:9]
+
+
+@pytest.mark.parametrize("name", mostly_full(CHANGES, "a hook", long=UNUSUAL))
 def test_change_of_a_network_is_followed(name):
     network = Network()
     tolerance = 1e-2 if name == "bfloat16" else AOT
     assert_followed(collectors(network), functools.partial(CHANGES[name], network), tolerance)
 
 
-@pytest.mark.parametrize(
-    "name", mostly_full(["another dtype", *[*CHANGES][5:9]], long=[*CHANGES][5:9])
-)
+@pytest.mark.long
+@full
+@pytest.mark.parametrize("name", ["another dtype", *UNUSUAL])
 def test_change_of_a_network_through_inductor_is_followed(name):
     network = Network()
     pair = [tw.Collector(ScriptedEnv(NUM_ENVS), network, 3) for _ in range(2)]
@@ -336,6 +339,8 @@ def test_hook_around_each_call_is_compiled_once(graphs):
     assert torch.equal(hooked["action"], 3 * plain["action"])
 
 
+@pytest.mark.long
+@full
 def test_graphs_of_new_hooks_are_freed():
     network = Network()
     collect, _ = collectors(network)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from catalogue import stack
-from helpers import AOT, assert_same, mostly_full
+from helpers import AOT, AT_RELEASES, assert_same, mostly_full
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -46,7 +46,7 @@ each = pytest.mark.parametrize(
     [
         pytest.param(scan, id="eager"),
         pytest.param(compiled, id="compiled"),
-        pytest.param(through_inductor, id="inductor", marks=[pytest.mark.full, pytest.mark.long]),
+        pytest.param(through_inductor, id="inductor", marks=AT_RELEASES),
     ],
 )
 

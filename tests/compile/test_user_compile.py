@@ -163,6 +163,7 @@ def test_every_transform_compiles_through_aot_autograd_in_stacks():
         assert_compiles(make, "aot_eager", AOT)
 
 
+@pytest.mark.long
 @full
 def test_transforms_compile_through_inductor():
     for make in stacks(["Compose of seven", "StickyAction"]):

@@ -162,6 +162,7 @@ def test_collector_and_evaluate_under_another_default_return_the_same(under_defa
         assert_same(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_compiled_env_under_another_default_plays_the_same(under_default):
     def run():

@@ -22,6 +22,7 @@ def assert_equal(first, second):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_statistics_survive_the_whole_life(tmp_path):
     total = NUM_ENVS * NUM_STEPS * ITERATIONS

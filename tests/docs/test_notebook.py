@@ -23,6 +23,7 @@ def test_notebook_has_outputs_and_pictures_and_is_below_500_kilobytes():
     assert {"image/png", "image/gif", "text/plain"} <= kinds
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Jupyter
 def test_notebook_runs_and_its_policy_balances_the_pole():

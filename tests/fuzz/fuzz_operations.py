@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from helpers import AT_RELEASES
 
 import torchwrap as tw
 from torchwrap import spaces
@@ -13,10 +14,7 @@ from torchwrap import spaces
 def numbers(quick, full, long=0):
     """The parameter `number`: how many stacks by default, with --full, and in long tests."""
     marked = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
-    marked += [
-        pytest.param(number, marks=[pytest.mark.full, pytest.mark.long])
-        for number in range(full, long)
-    ]
+    marked += [pytest.param(number, marks=AT_RELEASES) for number in range(full, long)]
     return pytest.mark.parametrize("number", [*range(quick), *marked])
 
 

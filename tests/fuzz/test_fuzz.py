@@ -91,7 +91,7 @@ def check_contract(stack, number=24):
     assert_same(tensors({"snapshot": new.snapshot()}), end, "the last snapshot, after a restore")
 
 
-@numbers(quick=6, full=100)
+@numbers(quick=6, full=40, long=100)
 def test_random_stack_keeps_the_contract(number, first_seed):
     stack = draw(first_seed + number)
     with repeatable(stack):
@@ -167,7 +167,7 @@ def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=2, long=12)
+@numbers(quick=0, full=1, long=13)
 def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"{check.__name__} {first_seed + number}")
     with repeatable(stack):
@@ -175,7 +175,7 @@ def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=1, long=3)
+@numbers(quick=0, full=0, long=4)
 def test_stack_through_inductor_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"inductor {first_seed + number}", num_envs=(3,))
     with repeatable(stack):

@@ -12,7 +12,7 @@ from gymnasium.wrappers import (
     ResizeObservation,
     TransformObservation,
 )
-from helpers import load_example, mostly_full
+from helpers import AT_RELEASES, load_example, mostly_full
 from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
 from stable_baselines3.common.vec_env import (
@@ -33,7 +33,7 @@ FEW = [
     pytest.param("Breakout", 3, marks=pytest.mark.full),
 ]
 MORE = [
-    pytest.param(game, 3, marks=[pytest.mark.full, pytest.mark.long])
+    pytest.param(game, 3, marks=AT_RELEASES)
     for game in ("Pong", "SpaceInvaders", "Qbert", "Seaquest", "BeamRider")
 ]
 

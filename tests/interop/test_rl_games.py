@@ -392,6 +392,8 @@ def moments_of_a_rank(rank, group):
     return moments(env)
 
 
+@pytest.mark.long
+@pytest.mark.full
 def test_two_ranks_share_the_statistics_of_all_their_envs():
     assert_two_ranks_share_statistics(moments_of_a_rank)
 

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import AT_RELEASES
 
 from torchwrap import random
 from torchwrap.random import Key, Stream
@@ -124,7 +125,7 @@ def two_draws(key):
 
 COMPILED = [
     (two_draws, "aot_eager"),
-    pytest.param(some_draws, "inductor", marks=pytest.mark.full),
+    pytest.param(some_draws, "inductor", marks=AT_RELEASES),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from catalogue import DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
 from gymnasium import spaces
-from helpers import mostly_full
+from helpers import AT_RELEASES, mostly_full
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -36,15 +36,22 @@ ENVS = {
 SOME = (
     "RecordEpisodeStatistics",
     "NormalizeObservation",
-    "NormalizeReward",
-    "DelayAction",
     "StickyAction",
     "FrameStackObservation",
-    "ObservationGroups",
     "PolicyState",
     "Compose of seven",
 )
 LONG = {*TRANSFORMS} - {*SOME}
+VARIANTS = (
+    "RepeatAction",
+    "RepeatAction of CartPole",
+    "MaxAndSkipObservation of images",
+    "AddRenderObservation",
+    "ScriptedEnv without ends",
+    "ScriptedEnv of uneven bounds",
+    "ScriptedEnv of uneven integers",
+    "InvertedPendulum-v5",
+)
 
 
 @pytest.mark.parametrize("name", mostly_full(TRANSFORMS, "RecordEpisodeStatistics", long=LONG))
@@ -59,7 +66,7 @@ def test_transform_that_cannot_be_compiled_keeps_the_rest_of_the_contract(name):
         check_transform(*UNCAPTURED[name])
 
 
-@pytest.mark.parametrize("name", mostly_full(WRAPPERS, long=["RepeatAction of CartPole"]))
+@pytest.mark.parametrize("name", mostly_full(WRAPPERS, long=VARIANTS))
 def test_wrapper_keeps_the_contract_of_an_env(name):
     check_env(WRAPPERS[name])
 
@@ -71,7 +78,7 @@ def test_catalogue_has_every_transform_and_wrapper():
     assert set(W.__all__) - {"Wrapper"} <= set(WRAPPERS)
 
 
-@pytest.mark.parametrize("name", mostly_full(ENVS, "Gymnasium's CartPole-v1"))
+@pytest.mark.parametrize("name", mostly_full(ENVS, "Gymnasium's CartPole-v1", long=VARIANTS))
 def test_env_keeps_the_contract(name):
     check_env(ENVS[name])
 
@@ -266,7 +273,7 @@ MORE_BROKEN = {
 def cases(quick, full):
     return [
         *[pytest.param(*case, id=name) for name, case in quick.items()],
-        *[pytest.param(*case, id=name, marks=pytest.mark.full) for name, case in full.items()],
+        *[pytest.param(*case, id=name, marks=AT_RELEASES) for name, case in full.items()],
     ]
 
 
