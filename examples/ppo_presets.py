@@ -36,11 +36,13 @@ PRESETS = {
     "Acrobot-v1": (400_000, 3e-3, 32, 128, 0.99, 0.9, 4, 10, False, True, 64, 0.0),
     "MountainCar-v0": (10**6, 3e-3, 64, 128, 0.99, 0.98, 16, 10, False, True, 64, 0.0),
     "MountainCarContinuous-v0": (10**6, 1e-3, 64, 256, 0.9999, 0.9, 16, 10, False, True, 64, 0.0),
-    "Pendulum-v1": (400_000, 1e-3, 32, 128, 0.95, 0.95, 16, 10, False, True, 64, 0.0),
+    "Pendulum-v1": (400_000, 5e-4, 32, 128, 0.95, 0.95, 16, 10, False, True, 64, 0.0),
+    "InvertedPendulum-v5": (10**6, 1e-3, 16, 128, 0.99, 0.95, 16, 10, False, True, 64, 0.0),
     "HalfCheetah-v5": (10**6, 3e-4, 8, 256, 0.98, 0.95, 32, 10, False, True, 256, -1.0),
     "Hopper-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
     "Walker2d-v5": (10**6, 3e-4, 8, 256, 0.99, 0.95, 32, 10, False, True, 256, -1.0),
     "Ant-v5": (10**6, 3e-4, 8, 256, 0.98, 0.9, 8, 10, False, True, 256, -1.0),
+    "Humanoid-v5": (10**6, 3e-4, 8, 256, 0.95, 0.9, 8, 10, False, True, 256, -1.0),
 }
 
 # By network: channels, size and stride of each convolution; the linear layer that follows
