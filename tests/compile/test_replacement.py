@@ -360,12 +360,13 @@ def num_graphs():
 
 def test_graphs_of_a_replaced_policy_are_freed():
     collect, _ = collectors(Network(0))
-    numbers = []
-    for seed in (1, 2, 3):  # the first time, graphs of other tests may be freed, too
+    numbers = [num_graphs()]
+    for seed in (1, 2):
         collect.policy = Network(seed)
         collect(collect.env.reset())
         numbers.append(num_graphs())
-    assert numbers[1] == numbers[2]
+    # It may fall, because graphs of earlier tests are freed, too.
+    assert numbers == sorted(numbers, reverse=True)
 
 
 @full

@@ -42,6 +42,7 @@ SOME = (
     "Compose of seven",
 )
 LONG = {*TRANSFORMS} - {*SOME}
+# Wrappers and envs that are checked before a release.
 VARIANTS = (
     "RepeatAction",
     "RepeatAction of CartPole",
