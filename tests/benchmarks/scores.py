@@ -110,7 +110,9 @@ def show(runs: Runs) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):,.0f} ± {statistics.pstdev(values):,.0f}"
+    """Mean and deviation, which one value does not have."""
+    mean = f"{statistics.mean(values):,.0f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.pstdev(values):,.0f}"
 
 
 def wanted(arguments: argparse.Namespace, runs: Runs) -> list[str]:
