@@ -6,6 +6,7 @@ from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 
 import torchwrap as tw
+from torchwrap import wrappers as W
 from torchwrap.testing import check_env
 
 
@@ -73,6 +74,20 @@ def test_level_stays_in_eval_mode(compiled):
         levels(env, ACTIONS)
     env.params["level"].zero_()
     assert levels(env.eval(), ACTIONS) == [[0, 0]] * 9
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_level_of_repeated_actions_follows_the_last_state_of_the_episode(repeats, compiled):
+    class Last(Walk):
+        def curriculum(self, state, rng, params=None):
+            return {"level": state["x"].long()}
+
+    params = {"level": torch.zeros(2, dtype=torch.int64)}
+    env = W.RepeatAction(tw.FunctionalEnv(Last(), 2, max_episode_steps=2, params=params), repeats)
+    if compiled:
+        tw.compile(env, backend="aot_eager")
+    assert levels(env, [FIRST] * 2)[-1] == [2, 0]
 
 
 def test_partial_reset_changes_the_levels_of_its_rows_that_have_played():

@@ -37,6 +37,7 @@ class _Repeat(Wrapper):
             )
             raise ValueError(refusal(owner, must, repr(env), remedy))
         self.repeats = repeats  # steps of the env below per action
+        self.buffers_below = env._paths("_env_buffer_names")
         self.summed_info = validation.names(owner, "summed_info", summed_info)
         if repeats > 1:
             summed = frozenset(self.summed_info)
@@ -55,8 +56,9 @@ class _Repeat(Wrapper):
         """Takes several steps with one action.
 
         Returns the last successor of each env's episode, with the sums of its rewards and
-        `summed_info`. Results of finished envs are ignored. Native envs take every repeat, so that
-        env *i*'s random numbers do not depend on the others; simulators stop if all are finished.
+        `summed_info`. Native envs take every repeat, so that env *i*'s random numbers do not depend
+        on the others, but finished envs keep the last state of their episode. Simulators stop if
+        all are finished.
         """
         whole = step(action.clone())  # which may write to it
         keys: list[Any] = ["reward"]
@@ -69,7 +71,11 @@ class _Repeat(Wrapper):
             alive = RowMask(~done, synchronize=self.host_stepped)
             if self.host_stepped and not alive.any():
                 break
+            finished = RowMask(done)
+            last_rows = self._clone_below() if finished.any() else {}
             latest = step(action.clone())
+            for path, value in last_rows.items():
+                finished.assign_(self.env.get_buffer(path), value)
             sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
             whole = alive.where(latest, whole)
             for key, value in zip(keys, sums, strict=True):
@@ -78,6 +84,9 @@ class _Repeat(Wrapper):
         for name in self.summed_info:
             masks.pop(name, None)  # every env has a sum
         return whole
+
+    def _clone_below(self) -> dict[str, Tensor]:
+        return {path: self.env.get_buffer(path).clone() for path in self.buffers_below}
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
