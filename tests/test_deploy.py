@@ -762,7 +762,7 @@ def double_state(td):
         pytest.param(StatefulRnn(3, 2, nn.GRU), ValueError, "PolicyState", id="gru"),
         pytest.param(lambda td: ENV.sample_action(), TypeError, "policy", id="env"),
         pytest.param(lambda td: td["observation"].numpy(), TypeError, "ndarray", id="array"),
-        pytest.param(nn.Linear(4, 1), TypeError, "TensorDict", id="network without a TensorDict"),
+        pytest.param(nn.Linear(4, 1), TypeError, 'policy.*"observation"', id="takes no TensorDict"),
     ],
 )
 def test_policy_is_refused(policy, kind, words):
@@ -823,7 +823,8 @@ def test_env_of_another_kind_is_refused():
     ("name", "arguments", "kind", "words"),
     [
         ("control", lambda raw, state: (raw.double(), state), TypeError, "observation"),
-        ("control", lambda raw, state: (raw[0, 0], state), ValueError, "shape"),
+        ("control", lambda raw, state: (raw[0, 0], state), ValueError, r"shape.*\[None\]"),
+        ("control", lambda raw, state: (raw.numpy(), state), TypeError, r"ndarray.*as_tensor"),
         ("control", lambda raw, state: (raw,), ValueError, "state"),
         (
             "control",
@@ -834,7 +835,7 @@ def test_env_of_another_kind_is_refused():
         ("a recurrent policy", lambda raw, state: ({"image": raw}, {}), TypeError, "image"),
         ("no state", lambda raw, state: (raw, state), ValueError, "state"),
     ],
-    ids=["dtype", "shape", "no state", "batch of the state", "keys", "needless state"],
+    ids=["dtype", "shape", "array", "no state", "batch of the state", "keys", "needless state"],
 )
 def test_wrong_input_of_a_module_is_refused(name, arguments, kind, words):
     raw, state = deployed("control")[0].example_inputs()
@@ -856,6 +857,32 @@ def test_without_leaves_out_named_parts_also_inside_of_groups():
     policy = Network(quiet)
     module = tw.deploy(noisy, policy, without=["StickyAction", AddNoise])
     assert_parity(module, module, evaluated(quiet, policy), **EXACT)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [T.DelayAction(1), T.LowPassAction(0.5), T.RateLimitAction(0.25)],
+    ids=["delay", "low pass", "rate limit"],
+)
+def test_transform_that_counts_repeated_actions_has_to_be_left_out_too(transform):
+    env = W.RepeatAction(tw.TransformedEnv(continuous(), T.ClipAction(), transform), 3)
+    with pytest.raises(ValueError, match="RepeatAction"):
+        tw.deploy(env, zero, without=["RepeatAction"])
+    module = tw.deploy(env, zero, without=["RepeatAction", type(transform)])
+    assert module.metadata["transforms"] == ["ClipAction()"]
+
+
+def test_transform_in_a_group_that_changes_the_space_cannot_be_left_out():
+    command = T.CommandObservation(-1, 1, None)
+    env = stack(continuous, T.ObservationGroups({"actor": [command], "critic": []}))
+    with pytest.raises(ValueError, match="CommandObservation"):
+        tw.deploy(env, zero, without=["CommandObservation"])
+
+
+def test_noise_that_is_left_out_keeps_the_transforms_below():
+    env = stack(continuous, T.ClipObservation(-1, 1), T.AddNoise(0.1))
+    module = tw.deploy(env, lambda td: td["observation"][:, :2], without=["AddNoise"])
+    assert module(torch.full((1, 3), 5.0)).tolist() == [[1, 1]]
 
 
 def gray_env():

@@ -229,7 +229,8 @@ class DeployedPolicy(nn.Module):
             raise TypeError(refusal(OWNER, must, remedy="Use torch.export.export"))
         number = _num_rows(observation)
         raw = _value(self._space, observation, number)
-        spaces.check(OWNER, "an observation", self._space, raw, number, self._device)
+        remedy = "Observations have a batch: `torch.as_tensor(observation)[None]`"
+        spaces.check(OWNER, "an observation", self._space, raw, number, self._device, remedy=remedy)
         state = state or {}
         got = _shapes(state)
         needed = _shapes(self.initial_state(number))
@@ -280,8 +281,9 @@ class DeployedPolicy(nn.Module):
             root |= policies.following(self._signature, policy_state, state["is_first"])
         number = _num_rows(raw)
         td: Any = tensordict(root, number)
-        action: Any = self.policy(td)
-        parts = spaces.children(self._signature.single_action_space) or {}
+        action_space = self._signature.single_action_space
+        action: Any = policies.call("deploy", self.policy, td, action_space)
+        parts = spaces.children(action_space) or {}
         if isinstance(action, TensorDictBase) and set(action.keys()) != set(parts):
             td = action  # the root, and not an action of a Dict space
             action = td["action"]
@@ -529,7 +531,7 @@ def _paths(name: str, space: Space[Any]) -> list[str]:
 def _num_rows(tree: Tree) -> int:
     while isinstance(tree, Mapping | TensorDictBase) and len(tree.keys()):
         tree = next(iter(tree.values()))
-    return tree.shape[0] if isinstance(tree, Tensor) and tree.dim() else 0
+    return tree.shape[0] if isinstance(tree, Tensor) and tree.dim() else 1
 
 
 def _value(space: Space[Any], tree: Tree, number: int) -> Any:
@@ -569,16 +571,42 @@ def _deployable(
             if _deployed(part, faults) is not None:
                 kept.append(part)  # type: ignore[arg-type]
             continue
+        must = f"without must name the transforms below {type(part).__name__} too"
+        drives_env: Faults = {}
+        if isinstance(part, Wrapper):
+            _deployed(part, drives_env)
+        if drives_env and any(map(_counts_actions, kept)):
+            remedy = "Their state changes in each step of the env"
+            raise ValueError(refusal("deploy", must, remedy=remedy))
         # The caller takes over this part, and with it those below: the space above is raw.
         for name, hooks in hooks_of.items():
-            space = getattr(above, f"single_{name}_space")
-            if space == getattr(below, f"single_{name}_space"):
+            if not _changes_space(part, name, below, above):
                 continue
             if any(_overrides(other, hooks) for other in kept):
-                must = f"without must name the transforms below {type(part).__name__} too"
                 raise ValueError(refusal("deploy", must, remedy=f"They change the {name}"))
-            raw_spaces[name] = space
+            raw_spaces[name] = getattr(above, f"single_{name}_space")
     return kept, raw_spaces
+
+
+def _changes_space(part: Part, name: str, below: Signature, above: Signature) -> bool:
+    """Whether raw values have another space without the part. Noise may only widen the bounds."""
+    first, second = [getattr(each, f"single_{name}_space") for each in (below, above)]
+    if first == second:
+        return False
+    return not _draws(part) or _layout(first) != _layout(second)
+
+
+def _layout(space: Space[Any]) -> list[Any]:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in spaces.leaves(space)]
+
+
+def _draws(part: nn.Module) -> bool:
+    return any(isinstance(child, Stream) for child in part.children())
+
+
+def _counts_actions(transform: Transform) -> bool:
+    """Whether the transform keeps a state from action to action."""
+    return _overrides(transform, ("action",)) and bool(transform._paths("_env_buffer_names"))
 
 
 def _check_without(env: Env, without: Names) -> None:
@@ -662,8 +690,15 @@ def _replace(transforms: Compose, without: Names, faults: Faults) -> list[str]:
             continue
         for name, part in list(compose._modules.items()):
             replacement: Transform | None = part
-            if not isinstance(part, Compose):
-                replacement = None if _is_named(part, without) else _deployed(part, faults)
+            if not isinstance(part, Compose) and _is_named(part, without):
+                replacement = None
+                if _changes_space(part, "observation", part._below, part._above):
+                    # A group has no raw observation of its own.
+                    must = f"without cannot name {type(part).__name__} inside of a group"
+                    remedy = "Put it on the env, below the groups"
+                    raise ValueError(refusal("deploy", must, remedy=remedy))
+            elif not isinstance(part, Compose):
+                replacement = _deployed(part, faults)
             if replacement is None or type(replacement) is Transform:  # the identity
                 delattr(compose, name)
             else:
@@ -678,7 +713,7 @@ def _replace(transforms: Compose, without: Names, faults: Faults) -> list[str]:
 def _find_streams(transforms: Compose, faults: Faults) -> None:
     """Adds the transforms that draw random numbers to the faults."""
     for module in transforms.modules():
-        if any(isinstance(child, Stream) for child in module.children()):
+        if _draws(module):
             faults[type(module).__name__] = "it draws random numbers"
 
 
