@@ -110,11 +110,12 @@ def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
 
 
 def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> Tensor:
-    """Whether observations `(n, ...)` differ: bool, `(n,)`."""
+    """Whether observations `(n, ...)` differ: bool, `(n,)`. NaN equals NaN."""
     if isinstance(first, TensorDictBase):
         parts = [differs(first[key], second[key]) for key in first.keys()]
         return torch.stack(parts).any(0)
-    unequal = first != second
+    both_nan = (first != first) & (second != second)
+    unequal = (first != second) & ~both_nan
     return unequal.reshape(len(first), -1).any(1)
 
 

@@ -73,6 +73,23 @@ def test_evaluate_below_reward_transforms_returns_raw_return():
     assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [6, 6]
 
 
+def test_evaluate_with_two_recorders_has_the_return_of_the_inner_one_and_the_metrics_of_both():
+    class Reward(T.Transform):
+        def step(self, td):
+            return td.set(("info", "reward"), td["reward"].clone())
+
+    env = tw.TransformedEnv(
+        scripted(3),
+        Reward(),
+        T.RecordEpisodeStatistics(metrics={"reward": "max"}),
+        T.ScaleReward(0.1),
+        T.RecordEpisodeStatistics(stats_key="shaped", metrics={"reward": "sum"}),
+    )
+    result = tw.evaluate(env, None, 2)
+    assert result["episode_return"].tolist() == [6, 6]
+    assert result["episode_reward"].tolist() == [3, 3]
+
+
 def test_evaluate_without_recorder_sums_the_rewards_of_the_env():
     env = tw.TransformedEnv(
         scripted(3),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -200,9 +199,7 @@ class Collector:
         if is_last:
             return
         expected = spaces.to_device(last["observation"], env.device)
-        equal = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-        is_equal = all(map(equal, rows.leaves(observation), rows.leaves(expected)))
-        if "next" in keys or not is_equal:
+        if "next" in keys or not rows.equal(observation, expected):
             raise ValueError(
                 refusal(
                     "Collector",
@@ -243,8 +240,8 @@ def evaluate(
     `make(env.spec)` and `load_state_dict`.
 
     Args:
-        env: the env. Its `RecordEpisodeStatistics` gives the return, or the sum of its rewards if
-            it has none.
+        env: the env. Its (innermost) `RecordEpisodeStatistics` gives the return, or the sum of its
+            rewards if it has none.
         policy: as for `Collector`.
         num_episodes: rounded up to a multiple of `num_envs`.
         seed: for the reset. None continues the env's random streams.
@@ -273,8 +270,9 @@ def evaluate(
     validation.flag("evaluate", "progress", progress)
     num_envs = env.num_envs
     per_env = -(-num_episodes // num_envs)
-    records = RecordEpisodeStatistics.of(env)
-    keys: dict[str, Any] = dict(records[-1].keys) if records else {}
+    keys: dict[str, Any] = {}
+    for recorder in reversed(RecordEpisodeStatistics.of(env)):  # the innermost has the env's return
+        keys |= recorder.keys
     return_key = keys.pop("return", None)
     keys.pop("length", None)
     width = 2 + len(keys)

@@ -358,7 +358,7 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         before = self._call("observation", key, self.state)
         after = self._call("observation", key._replace(draw=steps), self.state)
-        if (before == after).all():
+        if rows.equal(before, after):
             return observation
         return super()._retimed(None, steps) if observation is None else after
 

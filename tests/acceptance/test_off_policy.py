@@ -421,6 +421,23 @@ def test_sequences_end_where_data_does_not_continue():
     assert not rows["is_terminal"].any()
 
 
+def test_nan_in_observations_does_not_end_an_episode():
+    def lose_sensor(observation):
+        return torch.cat([observation, torch.full_like(observation, torch.nan)], 1)
+
+    space = Box(-np.inf, np.inf, (2,))
+    env = tw.TransformedEnv(short_env(1, lengths=None), T.TransformObservation(lose_sensor, space))
+    buffer = SequenceBuffer(20, length=5)
+    td = env.reset(seed=0)
+    for num_steps in (2, 2):
+        data, td = play(env, num_steps, td)
+        buffer.extend(data)
+    rows = buffer.sample(1)[0]
+    assert rows["observation"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert rows["is_first"].tolist() == [1, 0, 0, 0, 0]
+    assert not rows["is_last"].any()
+
+
 def test_sample_of_sequences_from_too_few_rows_is_refused():
     buffer = SequenceBuffer(3 * 20, length=5)
     fill(buffer, [3], lengths=None)

@@ -96,6 +96,21 @@ def test_root_shows_the_assigned_time_and_the_next_step_goes_on(make, expected):
     assert old.shape == root["observation"].shape
 
 
+class Broken(Clock):
+    """Does not observe its time. A sensor is out of order."""
+
+    def observation(self, state, rng):
+        return torch.full((1,), torch.nan)
+
+
+def test_nan_in_observations_does_not_hide_the_time():
+    env = tw.FunctionalEnv(Broken(), 2, max_episode_steps=10)
+    env = tw.TransformedEnv(env, T.ClipObservation(0, 9))
+    env.reset(seed=0)
+    env.elapsed_steps = STEPS
+    assert env.elapsed_steps.tolist() == [3, 7]
+
+
 class Counting(tw.Env):
     """An env of a user that observes its clock."""
 

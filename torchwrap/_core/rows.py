@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -63,6 +64,12 @@ def leaves(value: Nested) -> list[Tensor]:
     found: list[Tensor] = []
     flatten(value, found)
     return found
+
+
+def equal(first: Nested, second: Nested) -> bool:
+    """Whether nested values of one layout have equal tensors. NaN equals NaN."""
+    close = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+    return all(map(close, leaves(first), leaves(second)))
 
 
 def layout(value: Any) -> Any:
