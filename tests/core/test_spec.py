@@ -3,6 +3,7 @@
 import json
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from catalogue import TRANSFORMS, seven
@@ -65,12 +66,19 @@ def in_layers(env):
     return tw.TransformedEnv(env, T.Compose([]))
 
 
+def with_numbers(env):
+    noise = T.AddNoise(np.float32([0.1, 0.2, 0.3, 0.4]), period=None)
+    command = T.CommandObservation(-1.0, torch.tensor(2.5), 3)
+    return tw.TransformedEnv(env, noise, command, T.AddNoise(0.1))
+
+
 STACKS = {
     "bare": lambda env: env,
     "one": lambda env: tw.TransformedEnv(env, T.TimeLimit(4)),
     "several": several,
     "composed": composed,
     "in layers": in_layers,
+    "with numbers": with_numbers,
     "a wrapper on top": lambda env: W.RepeatAction(W.MaxAndSkipObservation(env, 2), 3),
 }
 each_backend = pytest.mark.parametrize("backend", ["torch", "gymnasium"])

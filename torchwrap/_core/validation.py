@@ -134,24 +134,24 @@ def on_host(value: Any) -> Any:
     return value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
 
-def array(
+def numbers(
     owner: str,
     name: str,
     value: Any,
     low: float,
     high: float = sys.float_info.max,
 ) -> Any:
-    """Real numbers in [low, high] as a new NumPy array."""
-    numbers = np.array(on_host(value))
-    fits = numbers.dtype.kind in "iuf" and numbers.size > 0
+    """Real numbers in [low, high], alone or in nested lists, which a spec can hold as JSON."""
+    array = np.array(on_host(value))
+    fits = array.dtype.kind in "iuf" and array.size > 0
     if fits:
         # A number of Python, because NumPy would round `high` to float32, and so to infinity.
-        lowest = numbers.min().item()
-        fits = low <= lowest <= numbers.max().item() <= high
+        lowest = array.min().item()
+        fits = low <= lowest <= array.max().item() <= high
     if not fits:
         must = f"{name} must be finite numbers in [{low:g}, {high:g}]"
         raise ValueError(refusal(owner, must, repr(value)))
-    return numbers
+    return array.tolist()
 
 
 def fill(owner: str, value: Any, dtype: Any) -> Any:

@@ -107,8 +107,8 @@ class AffineAction(ActionTransform):
     def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0) -> None:
         super().__init__()
         lowest = -sys.float_info.max
-        self.scale = validation.array("AffineAction", "scale", scale, lowest)
-        self.offset = validation.array("AffineAction", "offset", offset, lowest)
+        self.scale = validation.numbers("AffineAction", "scale", scale, lowest)
+        self.offset = validation.numbers("AffineAction", "offset", offset, lowest)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AffineAction", "action", signature.single_action_space, of="floats")

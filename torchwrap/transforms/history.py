@@ -372,7 +372,7 @@ class LowPassAction(_FilteredAction):
 
     def __init__(self, alpha: ArrayLike, *, padding_type: str | Any = "zero") -> None:
         super().__init__(padding_type)
-        self.alpha = validation.array("LowPassAction", "alpha", alpha, 0, 1)
+        self.alpha = validation.numbers("LowPassAction", "alpha", alpha, 0, 1)
 
     def setup(self, signature: Signature) -> Signature:
         return self._make_filter(signature, weight="alpha")
@@ -404,7 +404,7 @@ class RateLimitAction(_FilteredAction):
 
     def __init__(self, max_change: ArrayLike, *, padding_type: str | Any = "zero") -> None:
         super().__init__(padding_type)
-        self.max_change = validation.array("RateLimitAction", "max_change", max_change, 0)
+        self.max_change = validation.numbers("RateLimitAction", "max_change", max_change, 0)
 
     def setup(self, signature: Signature) -> Signature:
         return self._make_filter(signature, limit="max_change")

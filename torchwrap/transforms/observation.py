@@ -103,7 +103,7 @@ class AddNoise(ObservationTransform):
         period: int | None = 1,
     ) -> None:
         super().__init__()
-        self.scale = validation.array("AddNoise", "scale", scale, low=0)
+        self.scale = validation.numbers("AddNoise", "scale", scale, low=0)
         self.distribution = validation.choice(
             "AddNoise", "distribution", distribution, "normal", "uniform"
         )
@@ -168,15 +168,14 @@ class CommandObservation(AugmentedObservation):
     ) -> None:
         super().__init__()
         owner = "CommandObservation"
-        self.low = validation.array(owner, "low", low, -sys.float_info.max)
-        self.high = validation.array(owner, "high", high, self.low.min())
+        self.low = validation.numbers(owner, "low", low, -sys.float_info.max)
+        self.high = validation.numbers(owner, "high", high, np.min(self.low))
         self.period = validation.period(owner, period)
         self.flatten = validation.flag(owner, "flatten", flatten)
         self.key = validation.text(owner, "key", key)
 
     def setup(self, signature: Signature) -> Signature:
-        low = self.low.astype(np.float32)
-        box = Box(low, self.high.astype(np.float32))
+        box = Box(np.float32(self.low), np.float32(self.high))
         self._register_constants(signature.device, lowest=box.low, highest=box.high)
         self.stream, signature = signature.stream()
         return self._add_space(signature, self.key, box)
@@ -189,6 +188,10 @@ class CommandObservation(AugmentedObservation):
     def step(self, td: TensorDict) -> TensorDict:
         key = self.stream.key()
         before = key._replace(draw=key.draw - 1)
+        info = td.get("info", {})
+        if self.key in info.keys():
+            must = "key must differ from the infos of the layers below"
+            raise ValueError(refusal("CommandObservation", must, repr(self.key)))
         td.set(("info", self.key), self._command(before))
         return self._add_entry(td, self._command(key))
 
