@@ -113,6 +113,13 @@ def test_group_that_is_no_list_raises():
         T.ObservationGroups({"one": T.ClipAction()})
 
 
+def test_info_of_a_transform_in_a_group_is_kept():
+    env = grouped({"one": [T.CommandObservation(-1, 1, None)], "two": []})
+    td = env.reset(seed=0)
+    transition, _ = env.step(env.sample_action())
+    assert transition["next", "info", "command"].equal(td["observation", "one"][:, -1:])
+
+
 def test_noise_differs_between_groups_and_from_the_stream_above():
     groups = {"one": [AddNoise()], "two": [AddNoise()]}
     above = T.FilterObservation(["one", "two"]), T.FlattenObservation(), AddNoise()

@@ -291,6 +291,27 @@ def test_dtype_observation_accepts_dtypes_and_their_names(dtype, name):
     assert env.reset()["observation"].dtype == getattr(torch, name)
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda flatten: T.CommandObservation(-1, 1, None, flatten=flatten, key="obs"),
+        lambda flatten: T.LastActionObservation(flatten, key="obs"),
+    ],
+    ids=["command", "last action"],
+)
+def test_key_of_the_observation_itself_raises(make, flatten):
+    with pytest.raises(ValueError, match="key"):
+        scripted(make(flatten))
+
+
+def test_command_whose_info_a_layer_below_has_set_raises():
+    env = scripted(T.CommandObservation(-1, 1, None), T.CommandObservation(-2, 2, None))
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="CommandObservation: key"):
+        env.step(env.sample_action())
+
+
 @pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
 @pytest.mark.parametrize("period", [None, 1, 2])
 def test_command_is_drawn_every_period_steps_and_the_info_has_the_one_before(period, lengths):

@@ -73,7 +73,10 @@ class _Groups(Transform):
                 continue
             # A copy, because each stack may write to its input.
             below = td.copy().set("observation", entries[name].clone())
-            entries[name] = getattr(part, hook)(below, *mask)["observation"]
+            result = getattr(part, hook)(below, *mask)
+            entries[name] = result["observation"]
+            if "info" in result.keys():
+                td["info"] = result["info"]
         return td.set("observation", tensordict(entries, td.batch_size[0]))
 
     def _clocks(self) -> list[Tensor]:

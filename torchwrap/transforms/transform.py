@@ -253,13 +253,15 @@ class AugmentedObservation(Transform):
         if isinstance(below, Tuple):
             self.entry_key = str(len(below.spaces))
             self.space = Tuple((*below.spaces, entry))
-        elif isinstance(below, Dict):
-            if key in below.spaces:
-                must = f"{argument} must not be a key of {below}"
-                raise ValueError(refusal(type(self).__name__, must, repr(key)))
-            self.space = spaces.dict_like(below, {key: entry, **below.spaces})
         else:
-            self.space = Dict([("obs", below), (key, entry)])
+            entries = below.spaces if isinstance(below, Dict) else {"obs": below}
+            if key in entries:
+                must = f"{argument} must differ from the keys of the observation"
+                raise ValueError(refusal(type(self).__name__, must, repr(key)))
+            if isinstance(below, Dict):
+                self.space = spaces.dict_like(below, {key: entry, **entries})
+            else:
+                self.space = Dict([*entries.items(), (key, entry)])
         above: Space[Any] = self.space
         if self.flatten:
             above = flatten_space(self.space)
