@@ -75,11 +75,7 @@ def main(args: Args) -> tuple[list[float], list[float]]:
         out=folder,
     )
     ppo.main(flags, make)
-    checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
-    env = ppo.make_env(flags, 1, make)
-    env.load_state_dict(checkpoint["env"])
-    agent = ppo.Agent(env)
-    agent.load_state_dict(checkpoint["agent"])
+    env, agent = ppo.load(flags, make=make)
 
     def act(td):
         return agent.actor(td["observation"]).argmax(-1)

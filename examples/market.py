@@ -122,11 +122,7 @@ def main(args: Args) -> dict[str, dict[str, float]]:
         normalize=True,
     )
     ppo.main(settings)
-    checkpoint = torch.load(args.out / "checkpoint.pt", weights_only=True)
-    env = ppo.make_env(settings, 64)
-    env.load_state_dict(checkpoint["env"])
-    agent = ppo.Agent(env)
-    agent.load_state_dict(checkpoint["agent"])
+    env, agent = ppo.load(settings, num_envs=64)
     results = {}
     for name, policy in {"random": None, "trained": agent.act}.items():
         episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from ppo_output import Checkpoint, Log, find_statistics
+from ppo_output import Checkpoint, Log, find_statistics, results_folder
 from ppo_presets import DISCRETE, Agent, Make, fill_in, image_shape
 from torch import Tensor, nn, optim
 from tqdm import tqdm
@@ -129,6 +129,22 @@ def make_env(
     if args.normalize:
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
+
+
+def make_agent(args: Args, env: tw.Env) -> Agent:
+    return Agent(env, args.hidden_size, args.log_std).to(args.device)
+
+
+def load(args: Args, num_envs: int = 1, make: Make = tw.make) -> tuple[tw.Env, Agent]:
+    """A new env and the agent of a finished run with `args`, with all that they learned."""
+    fill_in(args, make)
+    env = make_env(args, num_envs, make)
+    agent = make_agent(args, env)
+    path = results_folder(args) / "checkpoint.pt"
+    checkpoint = torch.load(path, map_location=args.device, weights_only=True)
+    env.load_state_dict(checkpoint["env"], strict=False)  # its params may be of other envs
+    agent.load_state_dict(checkpoint["agent"])
+    return env, agent
 
 
 def make_collector(env: tw.Env, agent: Agent, args: Args) -> tw.Collector:
@@ -300,7 +316,7 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         torch.set_num_threads(args.num_threads)
     fill_in(args, make)
     env = make_env(args, args.num_envs, make)
-    agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
+    agent = make_agent(args, env)
     optimizer = make_optimizer(agent, args)
     collect = make_collector(env, agent, args)
     log = Log(args, env, start_time)

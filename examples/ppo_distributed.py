@@ -66,7 +66,7 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
         fault = f"--num-envs must be a multiple of {world_size} processes, got {args.num_envs}"
         raise ValueError(f"ppo_distributed.py: {fault}.")
     env = ppo.make_env(args, num_envs, make, first_index=rank * num_envs)
-    agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
+    agent = ppo.make_agent(args, env)
     if rank > 0:  # the same network, but other actions
         torch.manual_seed(args.seed + 1_000_003 * rank)
     optimizer = ppo.make_optimizer(agent, args)

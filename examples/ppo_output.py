@@ -25,11 +25,15 @@ def find_statistics(env: tw.Env) -> T.RecordEpisodeStatistics:
     return next(part for part in env.modules() if isinstance(part, T.RecordEpisodeStatistics))
 
 
+def results_folder(args: Any) -> Path:
+    name = args.env_id.rpartition(":")[2].replace("/", "-")
+    return args.out or Path("runs") / f"ppo-{name}"
+
+
 class Log:
     def __init__(self, args: Any, env: tw.Env, start_time: float) -> None:
         self.args = args
-        name = args.env_id.rpartition(":")[2].replace("/", "-")
-        self.out = args.out or Path("runs") / f"ppo-{name}"
+        self.out = results_folder(args)
         self.out.mkdir(parents=True, exist_ok=True)
         self.statistics = find_statistics(env)
         limit = env.signature.max_episode_steps

@@ -80,6 +80,17 @@ def test_ppo_checkpoint_loads_into_a_fresh_env_and_agent(run):
     tw.rollout(env.eval(), agent.act, 2)
 
 
+def test_ppo_loads_a_run_from_its_arguments_alone(tmp_path):
+    arguments = dict(env_id="Pendulum-v1", total_timesteps=512, num_envs=4, num_steps=128)
+    arguments |= dict(normalize=True, hidden_size=16, log_std=-1.0, out=tmp_path)
+    ppo.main(ppo.Args(**arguments))
+    checkpoint = load(tmp_path)
+    env, agent = ppo.load(ppo.Args(**arguments), num_envs=2)
+    torch.testing.assert_close(env.state_dict(), checkpoint["env"], rtol=0, atol=0)
+    torch.testing.assert_close(agent.state_dict(), checkpoint["agent"], rtol=0, atol=0)
+    assert tw.evaluate(env, agent.act, 2)["episode_length"].tolist() == [200, 200]
+
+
 def test_ppo_writes_scalars_of_cleanrl_in_each_iteration(run):
     found = scalars(run[0].out)
     assert found.keys() == set(SCALARS.split())

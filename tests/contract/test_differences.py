@@ -83,6 +83,21 @@ def test_normalize_reward_last_reward_does_not_leak_into_the_next_episode(trunca
     assert ours == pytest.approx([1, 1.9, 2.71, 1, 1.9, 2.71])
 
 
+def test_wrappers_in_sub_envs_have_statistics_of_their_own():
+    makers = [lambda: Ones(start=0), lambda: Ones(start=100)]
+    theirs = vector(*(lambda make=make: wrappers.NormalizeObservation(make()) for make in makers))
+    theirs.reset()
+    theirs.step(np.zeros(2, int))
+    means = [each.obs_rms.mean.item() for each in theirs.envs]
+    assert means == pytest.approx([0.5, 100.5], rel=1e-3)
+
+    raw = tw.from_gymnasium(vector(*makers))
+    env = tw.TransformedEnv(raw, T.NormalizeObservation())
+    env.reset()
+    env.step(torch.zeros(2, dtype=torch.int64))
+    assert env.transforms[0].statistics.mean.item() == 50.5
+
+
 def test_running_mean_std_has_no_pseudo_count_prior():
     draws = np.random.default_rng(0).standard_normal((20_000, 1))
     samples = np.float32(1e5) + draws.astype(np.float32)
