@@ -246,7 +246,8 @@ class Env(BatchedModule):
 
         Args:
             td: the root TensorDict with `action` set; or the bare action, which is then set in the
-                last root. It must not contain the `next` of an earlier step.
+                last root. It must not contain the `next` of an earlier step. Only the action is
+                read, with the policy's next state, so a root from before a reset is not noticed.
 
         Returns:
             transition: that TensorDict with `next` written into it: the true successor.

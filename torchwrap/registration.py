@@ -169,7 +169,10 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = "A FuncEnv goes to FunctionalEnv, a vector env to from_gymnasium"
+        remedy = (
+            "A FuncEnv goes to FunctionalEnv, a vector env to from_gymnasium, and the class of an"
+            " env to gymnasium.register"
+        )
         raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
