@@ -47,7 +47,7 @@ def train(library, *arguments, cwd):
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     print(run.stdout)
