@@ -149,17 +149,12 @@ def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(make):
         each.close()
 
 
-def test_rollout_until_all_have_ended_leaves_ended_rows_alone():
+def test_rollout_until_all_have_ended_is_refused():
     base = ScriptedEnv(3, (1,), episode_lengths=(5, 2, 3))
     env = to_torchrl(tw.TransformedEnv(base, T.RecordEpisodeStatistics()))
-    data = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
-    assert data.shape == (3, 5)
-    last = data["next"][:, -1]
-    assert last["observation"].flatten().tolist() == [5, 1002, 2003]
-    assert last["episode_return"].flatten().tolist() == [15, 3, 6]
-    env.reset()
-    lengths = env.env.transforms[0].length_queue
-    assert (lengths == 5).sum() == 1  # no env was stepped beyond the end of its episode
+    with pytest.raises(ValueError, match="break_when_all_done"):
+        env.rollout(20, break_when_any_done=False, break_when_all_done=True)
+    assert env.env.transforms[0].length_queue.tolist() == []  # none of its invented episodes
 
 
 @pytest.mark.parametrize("make", [make_nested, make_cartpole], ids=["nested", "native"])

@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import make_composite_from_td
 
 from torchwrap import spaces
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
@@ -79,8 +80,12 @@ class TorchRLEnvBase(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         running = tensordict.get("_step", None)
         if running is not None:
-            # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended.
-            self.env.reset(mask=~running.view(-1))
+            fault = "cannot step some envs alone, as rollout(break_when_all_done=True) asks for"
+            remedy = (
+                "Pass break_when_any_done=False alone, which resets finished envs, or call "
+                "torchwrap.evaluate"
+            )
+            raise ValueError(refusal("to_torchrl", fault, remedy=remedy))
         transition, _ = self.env.step_without_reset(tensordict["action"])
         return self._tensordict(transition["next"])
 
