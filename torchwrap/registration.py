@@ -30,7 +30,7 @@ from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop._engines import NO_LIMIT, NUM_SEEDS
 from torchwrap.interop._workers import WorkerEnv, answer_time
-from torchwrap.interop.gymnasium import GymnasiumEnv, InfoKeys
+from torchwrap.interop.gymnasium import GymnasiumEnv, InfoKeys, info_spaces
 from torchwrap.random import fresh_seed
 from torchwrap.transforms.episode import TimeLimit
 from torchwrap.transforms.transform import Transform
@@ -276,10 +276,13 @@ def _make_gymnasium(
         vector_env: Any = SyncVectorEnv([make_one] * num_envs, **options)
     else:
         timeout = answer_time("make", worker_timeout)
-        worker = functools.partial(WorkerEnv, make_one, tuple(info_keys), os.getpid(), timeout)
+        infos = info_spaces(info_keys)
+        workers = []
+        for row in range(num_envs):
+            workers.append(functools.partial(WorkerEnv, make_one, row, infos, os.getpid(), timeout))
         before = set(multiprocessing.active_children())
         try:
-            vector_env = AsyncVectorEnv([worker] * num_envs, **options)
+            vector_env = AsyncVectorEnv(workers, **options)
         except (EOFError, ConnectionError) as error:
             for process in set(multiprocessing.active_children()) - before:
                 process.kill()

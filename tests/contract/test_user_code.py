@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import inspect
 import itertools
 import random
@@ -12,7 +13,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
@@ -455,3 +456,71 @@ def test_first_result_without_a_batch_size_is_refused(make, hook):
 
     with pytest.raises(REFUSED, match=f"^{OWNER}{hook}.*batch size"):
         tw.rollout(make(change, hook, 3), None, 5)
+
+
+# Spaces without 0.
+
+FROM_100 = Discrete(10, start=100)
+
+
+class Floors(FuncEnv):
+    """Goes up from floor 100, as many floors as an env has."""
+
+    observation_space = FROM_100
+    action_space = Discrete(2)
+
+    def initial(self, rng, params=None):
+        return {"floor": 100 + 0 * params["floors"]}
+
+    def transition(self, state, action, rng, params=None):
+        return {"floor": state["floor"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return state["floor"]
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return next_state["floor"]
+
+    def terminal(self, state, rng, params=None):
+        return state["floor"] == 100 + params["floors"]
+
+
+class Building(gymnasium.Env):
+    observation_space = FROM_100
+    action_space = Discrete(2)
+
+    def __init__(self, floors):
+        self.floors = floors
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.floor = 100
+        return 100, {}
+
+    def step(self, action):
+        self.floor += 1
+        return self.floor, 1.0, self.floor == 100 + self.floors, False, {}
+
+
+def simulated():
+    makers = [functools.partial(Building, floors) for floors in (2, 5, 3)]
+    return tw.from_gymnasium(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tw.FunctionalEnv(Floors(), 3, params={"floors": torch.tensor([2, 5, 3])}),
+        simulated,
+    ],
+    ids=["native", "simulated"],
+)
+def test_function_gets_observations_of_the_space_after_partial_resets(make):
+    def one_hot(floors):
+        return torch.nn.functional.one_hot(floors - 100, 10).float()  # raises below 100
+
+    env = tw.TransformedEnv(make(), T.TransformObservation(one_hot, Box(0, 1, (10,))))
+    td = env.reset(seed=0)
+    for _ in range(7):
+        _, td = env.step(torch.zeros(3, dtype=torch.int64))
+    assert td["observation"].argmax(1).tolist() == [1, 2, 1]

@@ -155,7 +155,8 @@ def test_spread_returns_gathered_rows_to_their_rows(tensor, path, value):
     mask = RowMask(tensor)
     spread = mask.spread(mask.gather(value))
     assert torch.equal(spread[tensor], value[tensor]) and spread.shape == value.shape
-    assert path == "graph" or not spread[~tensor].any()
+    if path == "host" and tensor.any():
+        assert (spread[~tensor] == value[tensor][0]).all()  # in the space, where 0 may not be
 
 
 def test_spread_returns_nested_rows_to_their_rows(tensor, path):

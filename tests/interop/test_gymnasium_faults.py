@@ -394,12 +394,51 @@ def test_late_info_that_is_no_dict_names_env_and_cause(bridge, is_own, info):
     close(env)
 
 
-def test_entries_that_gymnasium_cannot_batch_name_the_env_that_differs():
-    vectors = ENTRIES["vectors"]
-    id = "TorchwrapTest/Entries-v0"
-    kwargs = {"vectorization_mode": "async", "info_keys": ["entry"], "make_entry": vectors}
-    with tw.make(id, 3, **kwargs) as env, pytest.raises(RuntimeError, match="step up to env 1"):
-        play(env, 4)
+MIXED = {  # by an even and an odd number
+    "integer and float": ([1, 0.75], [1, 0.75]),
+    "bool and integer": ([True, 3], [1, 3]),
+    "list and array": ([[2.0], np.ones(1)], [2, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("entries", "expected"), MIXED.values(), ids=MIXED)
+def test_entries_of_several_types_are_numbers_of_the_space(kind, entries, expected):
+    kwargs = {
+        "vectorization_mode": kind,
+        "info_keys": {"entry": spaces.Box(-9, 9, (1,))},
+        "make_entry": lambda number: entries[number % 2],
+    }
+    with tw.make("TorchwrapTest/Entries-v0", 8, **kwargs) as env:
+        env.reset(seed=0)
+        transition, _ = env.step(env.sample_action())
+    assert set(transition["next", "info", "entry"].flatten().tolist()) == set(expected)
+
+
+CHANGED = {
+    "fraction": (2.7, spaces.Discrete(5)),
+    "beyond uint8": (300, spaces.Box(0, 255, (), np.uint8)),
+    "below 0": (-1, spaces.Box(0, 255, (), np.uint8)),
+    "nan": (np.nan, spaces.Discrete(3)),
+    "fraction of a bool": (0.4, spaces.Box(0, 1, (), bool)),
+    "beyond int32": (2**31 + 5, spaces.Box(-9, 9, (), np.int32)),
+    "text": ("12", spaces.Box(-99, 99, ())),
+    "vector": (np.zeros(2), spaces.Box(-9, 9, ())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+@pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("entry", "space"), CHANGED.values(), ids=CHANGED)
+def test_entry_that_its_space_would_change_raises(kind, entry, space):
+    kwargs = {
+        "vectorization_mode": kind,
+        "info_keys": {"entry": space},
+        "make_entry": lambda number: entry,
+    }
+    env = tw.make("TorchwrapTest/Entries-v0", 2, **kwargs)
+    with env, pytest.raises((ValueError, RuntimeError), match=r"info\['entry'\] must fit"):
+        play(env, 1)
 
 
 # Attributes and copies.

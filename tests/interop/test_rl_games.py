@@ -29,6 +29,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.rl_games import register, to_rl_games
 from torchwrap.testing import ScriptedEnv
 
@@ -378,6 +379,19 @@ def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning
     with pytest.warns(UserWarning, match="env_state"):
         to_rl_games(normalized(2)).set_env_state(None)
     to_rl_games(ScriptedEnv(2)).set_env_state(None)
+
+
+def test_env_state_of_more_envs_with_differing_params_keeps_those_of_the_env():
+    def make(num_envs):
+        params = {"length": torch.arange(1.0, 1 + num_envs)}
+        env = tw.FunctionalEnv(Pendulum(), num_envs, params=params)
+        return tw.TransformedEnv(env, T.NormalizeObservation())
+
+    training, player = make(3), make(1)
+    tw.rollout(training, None, 5)
+    to_rl_games(player).set_env_state(to_rl_games(training).get_env_state())
+    assert player.get_wrapper_attr("length").tolist() == [1.0]
+    assert player.transforms[0].statistics.mean.any()
 
 
 def moments_of_a_rank(rank, group):

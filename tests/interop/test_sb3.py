@@ -19,6 +19,7 @@ from gymnasium.spaces import (
     Tuple,
 )
 from gymnasium.vector import SyncVectorEnv
+from helpers import OtherVectorEnv
 from stable_baselines3 import PPO, SAC, HerReplayBuffer
 from stable_baselines3.common.callbacks import (
     CheckpointCallback,
@@ -389,6 +390,31 @@ def test_statistics_of_a_loaded_env_are_copied_to_one_for_evaluation(trained):
     torch.testing.assert_close(evaluation.unwrapped.env.state_dict(), env.state_dict())
 
 
+def with_levels(num_envs, level):
+    params = {"level": level + torch.arange(num_envs)}
+    env = tw.FunctionalEnv(Masked(), num_envs, params=params)
+    return tw.TransformedEnv(env, T.NormalizeObservation())
+
+
+@pytest.mark.parametrize("num_envs", [2, 3])
+def test_env_for_evaluation_gets_statistics_and_keeps_its_params(num_envs):
+    training, evaluation = with_levels(3, 0), with_levels(num_envs, 50)
+    tw.rollout(training, None, 5)
+    sync_envs_normalization(to_sb3(training), to_sb3(evaluation))
+    mean = training.transforms[0].statistics.mean
+    assert (evaluation.transforms[0].statistics.mean == mean).all() and mean.any()
+    assert evaluation.get_wrapper_attr("level").tolist() == [50, 51, 52][:num_envs]
+
+
+@pytest.mark.parametrize(("num_envs", "expected"), [(3, [0, 1, 2]), (2, [50, 51])])
+def test_params_of_a_saved_env_load_into_as_many_envs(tmp_path, num_envs, expected):
+    path = str(tmp_path / "saved.pkl")
+    to_sb3(with_levels(3, 0)).save(path)
+    env = with_levels(num_envs, 50)
+    VecNormalize.load(path, to_sb3(env))
+    assert env.get_wrapper_attr("level").tolist() == expected
+
+
 def wrapped(venv, path):
     return VecCheckNan(venv)
 
@@ -510,6 +536,34 @@ def test_attribute_of_a_simulator_is_set_as_by_dummy_vec_env(value):
         venv.env_method("set_wrapper_attr", "gravity", 5)
         venv.set_attr("gravity", value)
     assert ours.get_attr("gravity") == theirs.get_attr("gravity")
+
+
+class Adding(gymnasium.Wrapper):
+    total = 0
+
+    def add(self, number):
+        self.total += number
+        return self.total
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "own"])
+def test_method_and_attribute_of_some_envs_of_a_simulator_are_those_of_dummy_vec_env(kind):
+    makers = [lambda: Adding(gymnasium.make("CartPole-v1"))] * 3
+    if kind == "own":
+        env = tw.from_gymnasium(OtherVectorEnv(makers, autoreset_mode=DISABLED))
+    else:
+        arguments = {"backend": "gymnasium", "vectorization_mode": kind, "wrappers": [Adding]}
+        env = tw.make("CartPole-v1", 3, **arguments)
+    ours = to_sb3(env)
+    theirs = DummyVecEnv(makers)
+    for venv in (ours, theirs):
+        assert venv.env_method("add", 2, indices=[1]) == [2]
+        assert venv.env_method("add", 5, indices=[2, 0]) == [5, 5]
+        assert venv.env_method("add", 0) == [5, 2, 5]
+        venv.set_attr("gravity", 1)
+        venv.set_attr("gravity", 7, indices=[0, 2])
+        assert venv.get_attr("gravity") == [7, 1, 7]
+    ours.close()
 
 
 class Masked(FuncEnv):

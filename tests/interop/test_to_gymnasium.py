@@ -1,5 +1,6 @@
 """`to_gymnasium`, against Gymnasium's `SyncVectorEnv`."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -505,6 +506,30 @@ def test_attributes_of_layers_are_shared():
     envs.set_attr("mark", [3, 3])
     assert env.mark == 3
     assert envs.get_attr("mark") == (3, 3)
+
+
+def test_tuple_of_a_layer_is_one_value_for_all_envs_of_a_simulator():
+    env = tw.make("CartPole-v1", 2, backend="gymnasium")
+    envs = tw.to_gymnasium(tw.TransformedEnv(env, T.DelayObservation((0, 2))))
+    assert envs.get_attr("delay") == ((0, 2), (0, 2))
+    assert envs.get_attr("gravity") == (9.8, 9.8)
+
+
+@pytest.mark.parametrize("name", ["r", "l", "t"])
+def test_metric_with_the_name_of_an_entry_of_episodes_is_refused(name):
+    recorder = T.RecordEpisodeStatistics(metrics={name: "sum"})
+    with pytest.raises(ValueError, match="metrics"):
+        tw.to_gymnasium(tw.TransformedEnv(ScriptedEnv(2), recorder))
+
+
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_call_of_render_returns_the_frame_of_each_env(backend):
+    env = tw.make("CartPole-v1", 2, backend=backend, render_mode="rgb_array")
+    envs = tw.to_gymnasium(tw.TransformedEnv(env, T.TimeLimit(9)))
+    with contextlib.closing(envs):
+        envs.reset(seed=0)
+        frames = envs.call("render")
+        assert [frame.shape for frame in frames] == [(400, 600, 3)] * 2
 
 
 def test_params_of_functions_have_one_value_per_env():

@@ -233,15 +233,18 @@ class RowMask:
         return self.tensor if self.indices is None else None
 
     def spread(self, rows: Rows) -> Rows:
-        """The rows of `gather` as a value for all envs. The other rows are 0 or unspecified."""
+        """The rows of `gather` as a value for all envs. The others are like one of them."""
         if self.indices is None:
             return rows
         if not isinstance(rows, Tensor):
             parts: Any = {key: self.spread(rows[key]) for key in rows.keys()}
             return tensordict(parts, self.num_rows)  # type: ignore[return-value]
-        shape = (self.num_rows, *rows.shape[1:])
-        spread = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
-        return spread.index_copy_(0, self.indices, rows)  # type: ignore[return-value]
+        values: Tensor = rows
+        # 0 may be outside of a space, which the functions of users rely on.
+        shape = values.shape[1:]
+        first = values[:1] if len(values) else values.new_zeros(1, *shape)
+        spread = first.expand(self.num_rows, *shape)
+        return spread.index_copy(0, self.indices, values)  # type: ignore[return-value]
 
     def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
         """Writes the rows of `gather` into the buffer, in place."""

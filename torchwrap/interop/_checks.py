@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Number
@@ -21,6 +22,8 @@ from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 from torchwrap.statistics import RunningMeanStd
+from torchwrap.transforms.episode import RecordEpisodeStatistics
+from torchwrap.wrappers.wrapper import layers
 
 _CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -56,6 +59,21 @@ class SimulatorEnv(Env):
         raise AttributeError(refusal(self._label, fault, remedy="Set it on the simulator itself"))
 
 
+class MethodOfEach:
+    """A method of a simulator's envs. A call returns a tuple, with the result of each."""
+
+    def __init__(self, engine: Any, name: str) -> None:
+        self.engine = engine
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.engine.call(self.name, *args, **kwargs)
+
+    def of(self, rows: Sequence[int]) -> Callable[..., list[Any]]:
+        """The method of some envs."""
+        return functools.partial(self.engine.call_some, rows, self.name)
+
+
 def env(owner: str, value: Any) -> Env:
     """Returns `value` if it is an env without the state of a policy."""
     if not isinstance(value, Env):
@@ -66,6 +84,17 @@ def env(owner: str, value: Any) -> Env:
         must = "env must have no PolicyState, because trainers carry the state of policies"
         raise ValueError(refusal(owner, must, repr(value)))
     return value
+
+
+def recorders(owner: str, env: Env) -> list[RecordEpisodeStatistics]:
+    """The recorders of an env, innermost first, whose metrics have other names than Gymnasium's."""
+    found = RecordEpisodeStatistics.of(env)
+    for recorder in found:
+        taken = sorted({"r", "l", "t"} & set(recorder.metrics))
+        if taken:
+            must = "metrics must have other names than r, l and t, which the trainer's info has"
+            raise ValueError(refusal(owner, must, taken))
+    return found
 
 
 @torch.no_grad()
@@ -90,11 +119,30 @@ def load_statistics(
 ) -> None:
     """Loads the entry `key` of a checkpoint into an env. Warns if the checkpoint lacks it."""
     if state is not None:
-        env.load_state_dict(state, strict)
+        load(env, state, strict)
     elif env.state_dict():
         fault = f"the checkpoint has no {key!r}: the statistics of the env stay as they are"
         remedy = "Call env.load_state_dict() with those of the policy"
         warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=3)
+
+
+def load(
+    env: Env,
+    state: dict[str, Any],
+    strict: bool = True,
+    keeps_params: bool = False,
+) -> None:
+    """Loads a state_dict. Differing `params` of another number of envs leave those of the env."""
+    own = env.unwrapped._state_buffers(per_env=True)
+    given = dict(state)
+    for path, value in state.items():
+        params = own.get(path.rpartition(".")[2])
+        if params is None or not isinstance(value, Tensor) or value.dim() != params.dim():
+            continue
+        fits = len(value) == len(params) or (value == value[:1]).all()
+        if keeps_params or not fits:
+            given[path] = params
+    env.load_state_dict(given, strict)
 
 
 def warn_untrained(owner: str, env: Env) -> None:
@@ -126,11 +174,18 @@ def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
     is_each = name in getattr(env.unwrapped, "parameter_names", ())
     if is_each:
         value = copy.deepcopy(value)  # not the buffer itself
-    if name == "action_masks":
+    if name == "render":
+        is_each = True
+    elif name == "action_masks":
         is_each = np.ndim(value) > 1
-    elif env.host_stepped and isinstance(value, tuple):
-        is_each = len(value) == env.num_envs
+    elif isinstance(value, tuple):
+        is_each = _is_of_simulator(env, name)
     return tuple(value) if is_each else (value,) * env.num_envs
+
+
+def _is_of_simulator(env: Env, name: str) -> bool:
+    """Whether no layer and the env itself have an attribute, so that it is of each env below."""
+    return all(layer._part_with(name) is None for layer in layers(env))
 
 
 def is_shared(env: Env, name: str) -> bool:

@@ -172,6 +172,17 @@ class Engine:
         """Calls a method of each env, and returns a tuple."""
         return self.vector_env.unwrapped.call(command, *args, **kwargs)
 
+    def call_some(
+        self,
+        rows: Sequence[int],
+        command: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Calls a method of some envs."""
+        envs = self.vector_env.unwrapped.envs
+        return [envs[row].get_wrapper_attr(command)(*args, **kwargs) for row in rows]
+
     def render(self, rows: Sequence[int] | None) -> Any:
         """The frames of some rows, or of all."""
         frames = self._call("render")
@@ -561,11 +572,27 @@ def _assign(values: Any, rows: Any, given: Any) -> None:
 
 
 def _spread(values: NDArray[Any], rows: Mask) -> NDArray[Any]:
-    """Values of the rows of a mask as a batch of all rows. The others are 0."""
-    shape = (len(rows), *values.shape[1:])
-    batch = np.zeros(shape, values.dtype)
-    batch[rows] = values
-    return batch
+    """Values of the rows of a mask as a batch of all rows. The others repeat one of them."""
+    latest = np.cumsum(rows) - 1
+    return values[np.maximum(latest, 0)]
+
+
+def cast_info(
+    value: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
+    """Numbers of an info in a shape and dtype. Raises a ValueError if one of them would change."""
+    given = np.asarray(value)
+    if given.dtype == object:  # Gymnasium's, for all but a few types
+        given = np.asarray(given.tolist())
+    given = given.reshape(shape)
+    with np.errstate(invalid="ignore"):
+        cast = given.astype(dtype)
+    changes = dtype.kind != "f" and (cast != given).any()
+    if given.dtype.kind in "SU" or changes:
+        raise ValueError(f"{dtype} cannot hold {value!r}")
+    return cast
 
 
 # Checks of what Gymnasium's envs return.

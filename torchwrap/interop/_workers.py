@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
@@ -17,7 +17,7 @@ import gymnasium
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap.interop._engines import NEW_ENV, Engine, check_result, interrupted
+from torchwrap.interop._engines import NEW_ENV, Engine, cast_info, check_result, interrupted
 
 PATIENCE = 5.0  # seconds in which workers can end by themselves before they are killed
 
@@ -65,6 +65,16 @@ class Async(Engine):
         return result
 
     call = _call
+
+    def call_some(
+        self,
+        rows: Sequence[int],
+        command: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[Any]:
+        results = self.call("torchwrap_call", rows, command, args, kwargs)
+        return [results[row] for row in rows]
 
     def _fault_of(self, command: str, error: Exception) -> str:
         """Names the env whose worker has ended or does not answer, or whose results do not fit."""
@@ -129,7 +139,8 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self,
         make_one: Callable[[], Any],
-        info_names: Collection[str],
+        row: int,
+        info_spaces: Mapping[str, Any],
         parent: int,
         timeout: float | None,
     ) -> None:
@@ -143,7 +154,8 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(make_one())
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        self._info_names = info_names
+        self._row = row
+        self._info_spaces = info_spaces
         self._leaves = list(spaces.leaves(self.observation_space))
 
     def step(self, action: Any) -> Any:
@@ -157,7 +169,27 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         value = self.env.get_wrapper_attr(name)
         return callable if callable(value) else value
 
+    def torchwrap_call(
+        self,
+        rows: Sequence[int],
+        name: str,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """The result of a method, if this env is among the rows."""
+        return self.env.get_wrapper_attr(name)(*args, **kwargs) if self._row in rows else None
+
     def _checked(self, call: str, result: Any) -> Any:
-        check_result(type(self.unwrapped).__name__, call, self._leaves, result)
-        *values, info = result
-        return *values, {name: info[name] for name in self._info_names if name in info}
+        owner = type(self.unwrapped).__name__
+        check_result(owner, call, self._leaves, result)
+        *values, given = result
+        info = {}
+        for name, space in self._info_spaces.items():
+            if name in given:
+                # Gymnasium takes the dtype of the first env for all.
+                try:
+                    info[name] = cast_info(given[name], space.shape, space.dtype)
+                except (OverflowError, TypeError, ValueError):
+                    must = f"info[{name!r}] must fit {space}"
+                    raise ValueError(refusal(owner, must, repr(given[name]))) from None
+        return *values, info

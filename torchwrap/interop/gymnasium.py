@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,17 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
-from torchwrap.interop._checks import SimulatorEnv
-from torchwrap.interop._engines import Ale, Arrays, Engine, EnvPool, Infos, Mask, Sync
+from torchwrap.interop._checks import MethodOfEach, SimulatorEnv
+from torchwrap.interop._engines import (
+    Ale,
+    Arrays,
+    Engine,
+    EnvPool,
+    Infos,
+    Mask,
+    Sync,
+    cast_info,
+)
 from torchwrap.interop._workers import Async, answer_time
 from torchwrap.spaces import Signature
 
@@ -93,10 +101,10 @@ class GymnasiumEnv(SimulatorEnv):
         spec: EnvSpec | None = None,
     ) -> None:
         _check_vector_env(vector_env)
-        info_spaces = _info_spaces(info_keys)
+        declared = info_spaces(info_keys)
         spec = spec or _spec_of(vector_env)
         name = type(self).__name__ if spec is None else spec.id
-        engine = _make_engine(vector_env, name, info_spaces, worker_timeout)
+        engine = _make_engine(vector_env, name, declared, worker_timeout)
         limit = engine.max_episode_steps
         if spec is not None:
             # A TimeLimit within the envs may be stricter than the registered limit.
@@ -118,13 +126,13 @@ class GymnasiumEnv(SimulatorEnv):
         self._engine = engine
         self.same_step = engine.same_step
         self.can_repeat = engine.can_repeat
-        self.info_spaces = info_spaces
+        self.info_spaces = declared
         # The infos that came with the latest observations, from a step or a reset.
         self._infos: dict[str, Any] = {}
-        for key, space in info_spaces.items():
+        for key, space in declared.items():
             self._infos[key] = create_empty_array(space, vector_env.num_envs)
         # By name, the rows whose info has the entry. The others hold zeros.
-        self.info_masks: dict[str, Mask] = dict.fromkeys(info_spaces, engine._all)
+        self.info_masks: dict[str, Mask] = dict.fromkeys(declared, engine._all)
         self.successor_info_masks = self.info_masks
         # Names without a space that no info has held yet: perhaps typos.
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
@@ -208,8 +216,9 @@ class GymnasiumEnv(SimulatorEnv):
                 self.info_masks[name] |= has_entry
                 try:
                     entries = np.asarray(info[name])[has_entry]
-                    values[has_entry] = entries.reshape(-1, *values.shape[1:])
-                except (IndexError, TypeError, ValueError):
+                    shape = (-1, *values.shape[1:])
+                    values[has_entry] = cast_info(entries, shape, values.dtype)
+                except (IndexError, OverflowError, TypeError, ValueError):
                     must = f"info[{name!r}] must fit {self.info_spaces[name]}"
                     remedy = (
                         f"Declare its space in info_keys: {{{name!r}: Box(...)}}. For strings and "
@@ -241,7 +250,7 @@ class GymnasiumEnv(SimulatorEnv):
         if values is None:
             return super().get_wrapper_attr(name)  # raises
         if all(map(callable, values)):
-            return functools.partial(self._engine.call, name)
+            return MethodOfEach(self._engine, name)
         return values
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
@@ -303,7 +312,8 @@ def _check_vector_env(vector_env: Any) -> None:
             raise ValueError(refusal("from_gymnasium", must, batched, remedy))
 
 
-def _info_spaces(info_keys: InfoKeys) -> dict[str, Space[Any]]:
+def info_spaces(info_keys: InfoKeys) -> dict[str, Space[Any]]:
+    """The declared spaces of infos by name."""
     if isinstance(info_keys, str):
         must = "info_keys must be a list or a mapping"
         raise TypeError(refusal("from_gymnasium", must, f"the string {info_keys!r}"))

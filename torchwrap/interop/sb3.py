@@ -20,7 +20,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
-from torchwrap.transforms import NormalizeReward, RecordEpisodeStatistics, RewardTransform
+from torchwrap.transforms import NormalizeReward, RewardTransform
 
 
 def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
@@ -71,7 +71,7 @@ class SB3VecEnv(VecEnv):
     def __init__(self, env: Env) -> None:
         self.env = _checks.env("to_sb3", env)
         _check_spaces(env.single_observation_space, env.single_action_space)
-        self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
+        self._recorder = next(iter(_checks.recorders("to_sb3", env)), None)
         self._start = time.time()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = env.metadata
@@ -141,11 +141,16 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
-        if chosen != list(range(self.num_envs)):
-            must = f"indices of set_attr must be all {self.num_envs} envs, which share attributes"
+        is_some = chosen != list(range(self.num_envs))
+        is_shared = _checks.is_shared(self.env, attr_name)
+        if is_shared and is_some:
+            must = f"indices of set_attr must be all {self.num_envs} envs, which share {attr_name}"
             raise ValueError(refusal("to_sb3", must, chosen))
-        if self.env.host_stepped and not _checks.is_shared(self.env, attr_name):
-            value = [value] * self.num_envs  # To SB3, a list is one value.
+        if not is_shared and (is_some or self.env.host_stepped):
+            values = self.get_attr(attr_name)
+            for row in chosen:
+                values[row] = value  # To SB3, a list is one value.
+            value = values
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
@@ -154,8 +159,13 @@ class SB3VecEnv(VecEnv):
         if method_name == "compute_reward":
             result = self._compute_reward()(*args, **kwargs)
             results = _checks.per_env(self.env, method_name, result)
-        else:
-            results = _checks.call(self.env, method_name, *args, **kwargs)
+            return self._select(results, indices)
+        rows = list(self._get_indices(indices))
+        if rows != list(range(self.num_envs)):
+            method = self.env.get_wrapper_attr(method_name)
+            if isinstance(method, _checks.MethodOfEach):
+                return method.of(rows)(*args, **kwargs)
+        results = _checks.call(self.env, method_name, *args, **kwargs)
         return self._select(results, indices)
 
     def _compute_reward(self) -> Any:
@@ -224,10 +234,10 @@ class SB3VecNormalize(VecNormalize):
         lambda self: self.venv.env.training,
         lambda self, mode: self.venv.env.train(mode),
     )
-    # `sync_envs_normalization` copies it.
+    # `sync_envs_normalization` copies it to an env for evaluation.
     ret_rms = property(
         lambda self: self.venv.env.state_dict(),
-        lambda self, state: self.venv.env.load_state_dict(state),
+        lambda self, state: _checks.load(self.venv.env, state, keeps_params=True),
     )
 
     def __init__(self, venv: SB3VecEnv) -> None:
@@ -287,7 +297,7 @@ class SB3LearningVecEnv(VecEnvWrapper):
         if not isinstance(base, SB3VecEnv):
             must = "venv must be from to_sb3, as the saved one"
             raise TypeError(refusal("VecNormalize.load", must, venv))
-        base.env.load_state_dict(self.learned)
+        _checks.load(base.env, self.learned)
         # `sync_envs_normalization` needs as many wrappers as an env for evaluation has.
         super().__init__(venv.venv if isinstance(venv, SB3LearningVecEnv) else venv)
 

@@ -19,7 +19,6 @@ from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.interop._engines import Info, Mask, autoreset_mode_of
-from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Result = tuple[Any, NDArray[np.float64], Mask, Mask, Info]
 """Observations, rewards, terminations, truncations, infos."""
@@ -70,7 +69,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.action_space = env.action_space
         self.max_episode_steps = env.signature.max_episode_steps  # without a spec, too
         self._same_step = mode is AutoresetMode.SAME_STEP
-        self._recorders = RecordEpisodeStatistics.of(env)
+        self._recorders = _checks.recorders("to_gymnasium", env)
         self._start_times = np.full(self.num_envs, time.perf_counter())
         self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, in DISABLED
 

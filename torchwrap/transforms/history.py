@@ -63,7 +63,7 @@ class _Frames(BatchedModule):
     ) -> Tensor:
         """Starts an episode with an initial frame in the rows of the mask.
 
-        Returns the frames. Other rows are 0 or unspecified.
+        Returns the frames. Other rows are unspecified.
         """
         initial = mask.gather(initial).unsqueeze(1)
         shape = (initial.shape[0], self.size, *self.padding.shape)
