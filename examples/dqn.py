@@ -148,12 +148,9 @@ def compute_gradients(
     q_network: QNetwork,
     target_network: QNetwork,
     batch: dict[str, Tensor],
-) -> Tensor:
-    q_network.zero_grad()
+) -> None:
     loss = td_loss(q_network, target_network, batch)
     loss.backward()
-    # PyTorch 2.13 cannot compile two functions that call backward() and return None.
-    return loss.detach()
 
 
 def make_buffer(args: Any) -> ReplayBuffer | TorchRLReplayBuffer:
@@ -298,6 +295,8 @@ def main(args: Args) -> dict[str, object]:
         if due > 0:
             samples = buffer.sample(due * args.batch_size).split(args.batch_size)
         for batch in samples:
+            # In a graph, it would stop PyTorch 2.13 from compiling later functions.
+            optimizer.zero_grad()
             gradients(q_network, target_network, batch.to_dict())
             optimizer.step()
             log.updates += 1

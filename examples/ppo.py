@@ -244,7 +244,6 @@ def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> B
     """Clipped gradients of a minibatch; one graph if compiled. Returns CleanRL's figures."""
     minibatch = {name: value[rows] for name, value in batch.items()}
     loss, stats = ppo_loss(agent, minibatch, args)
-    agent.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     return stats
@@ -262,6 +261,8 @@ def update(
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["ret"]), device=args.device)
         for rows in order.chunk(args.num_minibatches):
+            # In a graph, it would stop PyTorch 2.13 from compiling later functions.
+            optimizer.zero_grad()
             stats = gradients(agent, batch, rows, args)
             optimizer.step()
             clipfracs.append(stats["clipfrac"])

@@ -40,7 +40,6 @@ def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> B
     """Averaged gradients, then clipped. Early stopping takes the averaged KL divergence."""
     minibatch = {name: value[rows] for name, value in batch.items()}
     loss, stats = ppo.ppo_loss(agent, minibatch, args)
-    agent.zero_grad()
     loss.backward()
     gradients = [parameter.grad for parameter in agent.parameters()]
     average([*gradients, stats["approx_kl"]])

@@ -184,11 +184,9 @@ def actor_loss(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
     return (policy_loss + alpha_loss).mean()
 
 
-def critic_gradients(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
-    agent.zero_grad()
+def critic_gradients(agent: Agent, batch: dict[str, Tensor]) -> None:
     loss = critic_loss(agent, batch)
     loss.backward()
-    return loss.detach()
 
 
 def actor_parameters(agent: Agent) -> list[nn.Parameter]:
@@ -247,6 +245,7 @@ def main(args: Args) -> dict[str, object]:
         for sample in samples:
             batch = sample.to_dict()
             log.updates += 1
+            critic_optimizer.zero_grad()  # not in the graph, as in dqn.py
             set_critic(agent, batch)
             critic_optimizer.step()
             if log.updates % args.target_network_frequency == 0:

@@ -244,6 +244,19 @@ def test_ppo_gradients_are_clipped_by_their_norm(env_id, max_norm):
         torch.testing.assert_close(parameter.grad, scale * gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
+def test_a_later_function_that_returns_none_compiles_after_ppo():
+    args = ppo.Args(num_minibatches=2, update_epochs=1, learning_rate=1e-3)
+    agent = ppo.Agent(ppo.make_env(args, 2))
+    optimizer = ppo.make_optimizer(agent, args)
+    options = dict(fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        gradients = torch.compile(ppo.compute_gradients, **options)
+        ppo.update(agent, optimizer, random_batch(agent), args, gradients)
+    later = torch.compile(lambda number: (number + 1, None), **options)
+    assert later(torch.ones(1)) == (2, None)
+
+
 @pytest.mark.parametrize(("target_kl", "epochs"), [(None, 4), (1e9, 4), (-1.0, 1)])
 def test_ppo_update_ends_early_beyond_the_target_kl(target_kl, epochs):
     args = ppo.Args(num_minibatches=3, update_epochs=4, learning_rate=1e-3, target_kl=target_kl)
