@@ -4,6 +4,8 @@ Inductor computes addresses from the layouts in its example and looks at no tens
 tests, a stand-in takes its place: it refuses tensors that are unlike its example.
 """
 
+import copy
+
 import pytest
 import torch
 from gymnasium.spaces import Box
@@ -296,3 +298,16 @@ class Lazy(T.RewardTransform):
 def test_lazily_negated_buffer_is_refused():
     with pytest.raises(ValueError, match="scale"):
         tw.compile(tw.TransformedEnv(ScriptedEnv(NUM_ENVS), Lazy()))
+
+
+@pytest.mark.parametrize("transforms", [[], [T.DelayAction(1)]], ids=["bare", "delay"])
+def test_collector_of_one_env_matches_eager(tolerance, transforms):
+    """The only row of a tensor has any stride."""
+
+    def make():
+        env = tw.TransformedEnv(tw.make("CartPole-v1", 1), *copy.deepcopy(transforms))
+        return tw.Collector(env, lambda td: (td["observation"][:, 0] > 0).long(), 4)
+
+    compiled, eager = both(make)
+    results = [collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)]
+    assert_same(*results, tolerance)

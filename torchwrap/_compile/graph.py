@@ -246,7 +246,9 @@ class Scan:
             stored = copies[num_written : -self.num_leaves]
             return [*copies[:num_written], *root, *stored]
 
-        first = [tensors[index].contiguous() for index in carried]
+        # The stride of a single row may be 0, and `contiguous` keeps it.
+        layout = torch.contiguous_format
+        first = [tensors[index].clone(memory_format=layout) for index in carried]
         unchanged = [tensors[index] for index in others]
         steps = torch.zeros(self.num_steps, 1)
         results = flat_scan_operator(body, first, [steps], unchanged)
