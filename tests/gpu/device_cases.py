@@ -48,7 +48,6 @@ SPACES = {  # of observations, and of actions
 QUICK = (
     "CartPole-v1",
     "custom_env",
-    "pool",
     "ScriptedEnv, Dict",
     "RepeatAction",
     "PassiveEnvChecker",
