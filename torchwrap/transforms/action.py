@@ -91,7 +91,7 @@ class AffineAction(ActionTransform):
         scale, offset: finite numbers, or arrays that broadcast to the action.
 
     Shape: a Box of floats. The space above has the same shape and dtype, but no bounds, so a
-        `ClipAction` belongs below.
+    `ClipAction` belongs below.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv
     >>> from torchwrap.wrappers import TransformedEnv
