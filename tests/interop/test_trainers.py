@@ -47,7 +47,7 @@ def train(library, *arguments, cwd):
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=180,
     )
     assert run.returncode == 0, run.stderr
     print(run.stdout)
