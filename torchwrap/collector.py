@@ -277,8 +277,9 @@ def evaluate(
     keys.pop("length", None)
     width = 2 + len(keys)
     totals = torch.zeros(num_envs, width, dtype=torch.float64, device=env.device)
-    episodes = totals.new_zeros(num_envs, per_env, width)
+    episodes = totals.new_zeros(num_envs, per_env + 1, width)  # the last: beyond those asked for
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
+    rows = torch.arange(num_envs, device=env.device)
     with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
         if policy is not None:
@@ -292,19 +293,18 @@ def evaluate(
                 totals[:, :1] = successor[return_key]
             for column, key in enumerate(keys.values(), 2):
                 totals[:, column] = successor[key].squeeze(-1)
-            done = successor["done"].squeeze(-1)
-            rows = (done & (counts < per_env)).nonzero().squeeze(-1)
-            episodes[rows, counts[rows]] = totals[rows]
-            counts[rows] += 1
-            totals[done] = 0
+            done = successor["done"]
+            episodes[rows, counts] = totals
+            counts = (counts + done.squeeze(-1)).clamp(max=per_env)
+            totals = totals.masked_fill(done, 0)
             if bar is not None:
-                bar.update(len(rows))
+                bar.update(int(counts.sum()) - bar.n)
             if step == max_steps or bool((counts == per_env).all()):
                 break
             if max_steps is None and step % _PATIENCE == 0:
                 _check_lengths(env, totals[counts < per_env, 1])
     is_complete = torch.arange(per_env, device=env.device) < counts.unsqueeze(-1)
-    returns, lengths, *metrics = episodes[is_complete].unbind(1)
+    returns, lengths, *metrics = episodes[:, :per_env][is_complete].unbind(1)
     columns = {"episode_return": returns.float(), "episode_length": lengths.long()}
     for name, values in zip(keys, metrics, strict=True):
         columns[f"episode_{name}"] = values.float()

@@ -801,7 +801,8 @@ class Env(BatchedModule):
                 refusal(owner, "snapshot must be the result of snapshot()", type(snapshot).__name__)
             ) from None
         buffers = TensorDict(self._state_buffers(), [])
-        entries = TensorDict({"buffers": buffers, **self._root_like(self.device)}, [])
+        root = self._root_like(torch.device("meta"))  # only shapes and dtypes are compared
+        entries = TensorDict({"buffers": buffers, **root}, [])
         expected = dict(entries.items(True, True))
         found = dict(given.items(True, True))
         others = sorted(map(str, found.keys() ^ expected.keys()))

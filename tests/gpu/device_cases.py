@@ -142,7 +142,8 @@ def play(device, env, policy=None):
         td = env.reset(mask=mask)
     with device.phase("transition"):
         _, td = env.step_without_reset(act(action))
-    with device.phase("elapsed_steps"), contextlib.suppress(RuntimeError):  # no layer has a clock
+    has_no_clock = contextlib.suppress(RuntimeError)
+    with device.phase("elapsed_steps", answer=1), has_no_clock:
         env.elapsed_steps = env.elapsed_steps + 1
     for policy in policies:
         with device.phase("collect", answer=env.host_stepped):
@@ -150,13 +151,13 @@ def play(device, env, policy=None):
     if env.can_snapshot:
         with device.phase("snapshot"):
             td = env.restore(env.snapshot())
-    with device.phase("state_dict"):
+    with device.phase("state_dict", answer=1):
         env.load_state_dict(env.state_dict())
     env.eval()
     with device.phase("step in eval mode"):
         transition, td = env.step(act(action))
     with device.phase("evaluate", answer=1):
-        tw.evaluate(env, policies[-1], N, seed=1, max_steps=1)
+        tw.evaluate(env, policies[-1], N, seed=1, max_steps=2)
     with device.phase("results"):
         for name, tensor in (
             *env.named_buffers(),

@@ -28,10 +28,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from torchwrap import functional, random
-from torchwrap._core import rows
+from torchwrap._core import rows, validation
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("torchwrap", "examples", "tests"))
@@ -39,7 +39,7 @@ OWN = (__file__, device_cases.__file__)
 DEVICE = "cuda:0" if torch.version.cuda else "fake:0"
 
 aten = torch.ops.aten
-READS = {aten._local_scalar_dense, aten.equal}
+READS = {aten._local_scalar_dense, aten.allclose, aten.equal}
 DYNAMIC = {
     aten.nonzero,
     aten.masked_select,
@@ -74,9 +74,13 @@ class _Functions(TorchFunctionMode):
             values = args[0].cpu()
             with _disable_current_modes():
                 return func(values)
+        kwargs = kwargs or {}
+        if str(kwargs.get("device")) == "meta":  # has no values, so that nothing is copied
+            with _disable_current_modes():
+                return func(*args, **kwargs)
         if func is torch.as_tensor and not isinstance(args[0], Tensor | np.ndarray):
             func = torch.tensor
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class FakeDevice(TorchDispatchMode):
@@ -145,11 +149,8 @@ class FakeDevice(TorchDispatchMode):
                 with _disable_current_modes():
                     return func(*args, **kwargs)
             self.note("host read", func)
-            return (
-                bool(self.answer)
-                if packet is aten.equal or given[0].dtype == torch.bool
-                else self.answer
-            )
+            is_flag = packet is not aten._local_scalar_dense or given[0].dtype == torch.bool
+            return bool(self.answer) if is_flag else self.answer
         if packet is aten._to_copy and given and "device" in kwargs and target != kinds[0]:
             return self._transfer(func, given[0], kwargs)
         if packet is aten.copy_ and kinds[0] != kinds[1] and given[1].dim():
@@ -166,7 +167,8 @@ class FakeDevice(TorchDispatchMode):
             part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]
         ):
             self.note("bool mask as an index", func)
-            args = (args[0], tree_map(_as_indices, args[1]), *args[2:])
+            indices = [index for part in args[1] for index in _as_indices(part)]
+            args = (args[0], indices, *args[2:])
         elif packet in DYNAMIC:
             self.note("shape depends on values", func)
             if packet is aten.nonzero:
@@ -198,10 +200,10 @@ def _kind(tensor):
 
 
 def _as_indices(part):
-    # One row of each mask is set.
+    # One entry of each mask is set; an index for each of its dimensions.
     if not isinstance(part, Tensor) or part.dtype not in (torch.bool, torch.uint8):
-        return part
-    return torch.zeros(1, dtype=torch.int64, device=part.device)
+        return [part]
+    return [torch.zeros(1, dtype=torch.int64, device=part.device)] * part.dim()
 
 
 def place(frame):
@@ -230,6 +232,7 @@ def prepare():
         )
     rows._PLAIN = (*rows._PLAIN, FakeTensor)
     FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
+    validation.fill = lambda owner, value, dtype: value  # reads a tensor of the host
     functional._storages = lambda tensors: {leaf.data_ptr() for leaf in tensors}
     # Ten rounds of the generator are the same few operators again and again.
     random.philox = _philox
