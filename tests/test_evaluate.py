@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from holders import HOLDERS
+from holders import HOLDERS, Holder
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -207,8 +207,17 @@ class Drops(torch.nn.Module):
         return self.dropout(torch.ones(2, 6))
 
 
+def beside_another_module(network):
+    agent = Holder(torch.nn.Identity())
+    agent.heads = [{"actor": Holder(network)}]
+    return lambda td: agent.heads[0]["actor"].act(td)
+
+
+PLACES = {**HOLDERS, "beside another module": beside_another_module}
+
+
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+@pytest.mark.parametrize("hold", PLACES.values(), ids=PLACES)
 def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
     network = Drops()
     network.train(train).dropout.train()

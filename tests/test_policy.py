@@ -413,6 +413,29 @@ def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_ste
         collect(td)
 
 
+class LearnsStatistics(nn.Module):
+    """A policy that normalizes by buffers with one row, whatever the number of envs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 6)
+        self.register_buffer("mean", torch.zeros(1, 2))
+        self.register_buffer("count", torch.zeros(1, 1))
+
+    def forward(self, td):
+        self.count += 1
+        self.mean = self.mean + (td["observation"].mean(0, keepdim=True) - self.mean) / self.count
+        return self.linear(td["observation"] - self.mean)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@torch.no_grad()
+def test_collector_of_a_policy_that_learns_statistics_collects_with_any_number_of_envs(num_envs):
+    policy = LearnsStatistics()
+    tw.rollout(ScriptedEnv(num_envs, (2,)), policy, 6)
+    assert policy.count == 6
+
+
 def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises():
     collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), Buffered(), 8)
     with pytest.raises(ValueError, match="PolicyState"):

@@ -241,13 +241,16 @@ class FunctionalEnv(Env):
             successor["info"] = tensordict(info, num_envs)
         return next_state, tensordict(successor, num_envs)
 
+    def _seed(self, seed: int, mask: RowMask) -> None:
+        self._follow_curriculum(mask)  # a stream that has been seeded forgets that it has drawn
+        super()._seed(seed, mask)
+
     def _reset(
         self,
         mask: RowMask,
         options: Options | None = None,
     ) -> TensorDict:
-        if "curriculum" in self.optional and self.training:
-            self._follow_curriculum(mask)
+        self._follow_curriculum(mask)
         self.stream.next_episode(mask)
         key = self.stream.key()
         if mask.indices is not None:
@@ -267,6 +270,8 @@ class FunctionalEnv(Env):
 
     def _follow_curriculum(self, mask: RowMask) -> None:
         """Changes parameters in the rows of the mask, but not before their first step."""
+        if "curriculum" not in self.optional or not self.training:
+            return
         key = self.stream.key()
         played = RowMask(mask.tensor & (key.draw > 0))
         for name, value in self._call("curriculum", key, self.state).items():

@@ -270,7 +270,7 @@ class FirstCalls(OperatorMode):
                 continue
             is_target = is_in_place and key in map(id, args[:1])
             uses = self.read if is_target else self.stale
-            if key in uses and self.num_envs in (None, *tensor.shape[:-1]):
+            if key in uses and not self._may_be_learned(tensor):
                 must = "policy must not carry a tensor from call to call"
                 got = f"one of shape {tuple(tensor.shape)}"
                 raise ValueError(refusal(self.owner, must, got, DECLARED))
@@ -285,6 +285,16 @@ class FirstCalls(OperatorMode):
                 self.known[id(tensor)] = tensor
         return result
 
+    def _may_be_learned(self, tensor: Any) -> bool:
+        """Whether a tensor that a policy keeps is, as far as one can see, no state of an env."""
+        if self.num_envs is None:
+            return False
+        if self.num_envs not in tensor.shape[:-1]:
+            return True
+        # The row of a buffer is that of one env, or it is a statistic.
+        buffers = (buffer for module in modules_of(self.policy) for buffer in module.buffers())
+        return self.num_envs == 1 and any(buffer is tensor for buffer in buffers)
+
 
 def _tensors(value: Any) -> Iterator[Any]:
     """The tensors and arrays in arguments or results of an operator."""
@@ -298,11 +308,11 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def modules_of(policy: Any) -> list[nn.Module]:
-    """The modules that a policy reaches. `deploy` copies the same.
+    """The modules that a policy reaches.
 
-    It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, and
-    what a function and others of its file name (globals, closure and defaults). Of a plain object
-    it reaches the modules among the attributes, such as `model.policy`, or else all attributes.
+    It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, what
+    a function and others of its file name (globals, closure and defaults), and the attributes of a
+    plain object, such as `model.policy`, but not those of an env, which has `reset` and `step`.
     """
     found: list[nn.Module] = []
     values = [policy]
@@ -328,9 +338,10 @@ def modules_of(policy: Any) -> list[nn.Module]:
             case type() | types.ModuleType():
                 pass
             case _:
-                attributes = getattr(value, "__dict__", {}).values()
-                modules = [part for part in attributes if isinstance(part, nn.Module)]
-                values += modules or attributes
+                kind = type(value)
+                is_env = hasattr(kind, "reset") and hasattr(kind, "step")
+                if not is_env:
+                    values += getattr(value, "__dict__", {}).values()
     return found
 
 

@@ -124,6 +124,17 @@ def test_result_that_does_not_fit_the_params_is_refused(change, kind, words):
         tw.FunctionalEnv(Wrong(), 2, params={"level": torch.zeros(2, dtype=torch.int64)})
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+def test_level_follows_the_episode_that_has_ended_if_the_next_one_has_a_seed(seed):
+    env = make(2)
+    td = env.reset(seed=0)
+    for _ in range(2):
+        _, td = env.step_without_reset(td.set("action", torch.tensor(FIRST)))
+        td = td.select("observation")
+    env.reset(seed=seed, mask=torch.ones(2, dtype=torch.bool))
+    assert env.params["level"].tolist() == [1, 0]
+
+
 @pytest.mark.full
 def test_env_with_a_curriculum_keeps_the_contract():
     check_env(make)

@@ -284,10 +284,13 @@ def first_scalars_of_training(agent, monkeypatch):
 def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
     def make_env(num_envs):
         env = ScriptedEnv(num_envs, (3,), 2)
-        return tw.TransformedEnv(env, RewardTerms(), T.ScaleReward(9))
+        recorder = T.RecordEpisodeStatistics(metrics={"twice": "sum"})
+        return tw.TransformedEnv(env, RewardTerms(), recorder, T.ScaleReward(9))
 
     agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
     logged = first_scalars_of_training(agent, monkeypatch)
+    assert logged["Episode/episode_twice"] == 6
+    assert logged["Episode/episode_return"] == 3
     assert logged["Episode/twice"] == 3  # rewards 1 and 2
     assert logged["Episode/terms/half"] == 0.75
     assert "Episode/vector" not in logged
@@ -373,6 +376,19 @@ def test_runner_saves_the_statistics_of_the_env_and_restores_them(make_runner, t
         for name, value in learned.items():
             assert value.any(), name
             assert (env.state_dict()[name] == value).all(), name
+
+
+def test_player_of_one_env_learns_no_statistics(make_runner, tmp_path):
+    def make_env(num_envs):
+        return tw.TransformedEnv(tw.make("Pendulum-v1", num_envs), T.NormalizeObservation())
+
+    runner = make_runner(make_env, 4, player={"games_num": 1})
+    runner.run({"train": True})
+    player = runner.create_player()
+    player.restore(checkpoint(tmp_path))
+    learned = copy.deepcopy(player.env.env.state_dict())
+    player.run()
+    torch.testing.assert_close(dict(player.env.env.state_dict()), learned, rtol=0, atol=0)
 
 
 def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning():

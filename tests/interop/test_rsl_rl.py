@@ -75,7 +75,7 @@ def make_runner(
         cfg[name] = {**network, **(models or {})}
         cfg["obs_groups"][name] = [group]
         if name != "critic":
-            cfg[name]["distribution_cfg"] = gaussian
+            cfg[name]["distribution_cfg"] = dict(gaussian)  # rsl_rl 5.4 takes an entry out
     cfg.get("critic", {}).update(critic or {})
     cfg["obs_groups"].update(sets or {})
     return runner(adapter, cfg, log_dir=log_dir)
@@ -628,6 +628,46 @@ def test_checkpoint_of_other_envs_leaves_episodes_and_random_numbers_alone(chang
     assert torch.equal(torch.get_rng_state(), random_state)
     expected = 1 if change == "env" else 4
     assert (env.unwrapped.params["level"] == expected).all()
+
+
+def test_checkpoint_is_loaded_for_an_env_without_snapshots(tmp_path):
+    runner = make_runner(make_pendulum(4, T.NormalizeObservation()))
+    runner.learn(1)
+    runner.save(tmp_path / "model.pt")
+    env = make_pendulum(4, T.NormalizeObservation(), backend="gymnasium")
+    other = make_runner(env)
+    other.load(tmp_path / "model.pt")
+    assert other.current_learning_iteration == runner.current_learning_iteration
+    loaded, saved = env.transforms[-1], runner.env.env.transforms[-1]
+    assert torch.equal(loaded.statistics.mean, saved.statistics.mean)
+    env.close()
+
+
+RECURRENT = {"critic": {**MODELS["GRU"], "rnn_hidden_dim": 12}}
+PARTS = {"actor": True, "optimizer": False, "iteration": True}
+OTHERS = {  # settings of the saved and of the loading runner
+    "without RND": ({"rnd_cfg": CURIOUS}, {}, None),
+    "with RND": ({}, {"rnd_cfg": CURIOUS}, {**PARTS, "critic": True, "rnd": False}),
+    "another critic": ({}, RECURRENT, PARTS),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("saved", "loading", "parts"), OTHERS.values(), ids=OTHERS)
+def test_checkpoint_is_loaded_by_an_algorithm_with_other_parts(saved, loading, parts, tmp_path):
+    def make(settings):
+        models = None if "rnd_cfg" in {**saved, **loading} else MODELS["GRU"]
+        sets = {"rnd_state": ["teacher"]}
+        return make_runner(make_rising(), models=models, sets=sets, **copy.deepcopy(settings))
+
+    runner = make(saved)
+    runner.learn(1)
+    runner.save(tmp_path / "model.pt")
+    other = make(loading)
+    other.load(tmp_path / "model.pt", parts)
+    levels = [each.env.env.unwrapped.params["level"].tolist() for each in (other, runner)]
+    assert levels[0] == levels[1]
+    other.learn(1)
 
 
 @pytest.mark.full

@@ -1,5 +1,8 @@
 """to_skrl: what skrl's trainers and agents see of an env, and the memories of its agents."""
 
+import copy
+import pickle
+
 import pytest
 
 pytest.importorskip("skrl")
@@ -41,6 +44,7 @@ from skrl.utils.spaces.torch import (
 import torchwrap as tw
 from torchwrap import spaces
 from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.skrl import to_skrl, true_successors
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
@@ -540,6 +544,36 @@ def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
     assert not other.training
 
 
+def test_agent_of_fewer_envs_with_differing_params_keeps_those_of_its_env(tmp_path):
+    def make(num_envs):
+        params = {"length": torch.arange(1.0, 1 + num_envs)}
+        env = tw.FunctionalEnv(Pendulum(), num_envs, params=params)
+        env = to_skrl(tw.TransformedEnv(env, T.NormalizeObservation()))
+        return env, true_successors(make_idle_agent(env), env)
+
+    env, agent = make(3)
+    train(env, agent, 4)
+    agent.save(str(tmp_path / "agent.pt"))
+    other, other_agent = make(2)
+    other_agent.load(str(tmp_path / "agent.pt"))
+    assert other._env.get_wrapper_attr("length").tolist() == [1.0, 2.0]
+    assert other._env.transforms[0].statistics.mean.any()
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda infos: pickle.loads(pickle.dumps(infos))],
+    ids=["copy", "pickle"],
+)
+def test_infos_are_copied_without_the_env(copied):
+    env = to_skrl(ScriptedEnv(2, (1,)))
+    env.reset()
+    *_, infos = env.step(torch.zeros(2, 6))
+    found = copied(infos)
+    assert type(found) is dict
+    torch.testing.assert_close(found, dict(infos), rtol=0, atol=0)
+
+
 def test_agent_that_is_given_the_env_knows_it():
     env = to_skrl(normalized(2))
     agent = true_successors(make_idle_agent(env), env)
@@ -584,17 +618,19 @@ def test_two_ranks_share_the_statistics_of_all_their_envs(is_module):
 
 
 def test_trainer_logs_the_means_of_the_finished_episodes():
-    statistics = T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")})
+    statistics = T.RecordEpisodeStatistics(metrics={"twice": "max"})
+    clipped = T.RecordEpisodeStatistics(stats_key="clipped")
     base = ScriptedEnv(3, (1,), (2, 3, 2))
-    transforms = RewardTerms(), statistics, T.ClipReward(-1, 1)
+    transforms = RewardTerms(), statistics, T.ClipReward(-1, 1), clipped
     env = to_skrl(tw.TransformedEnv(base, *transforms))
     agent = make_idle_agent(env)
     train(env, agent, 3)
     expected = {
         # Envs 0 and 2 end with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
-        "Info / return": [3, 6],
-        "Info / length": [2, 3],
-        "Info / most": [4, 6],
+        "Info / episode_return": [3, 6],
+        "Info / episode_length": [2, 3],
+        "Info / episode_twice": [4, 6],
+        "Info / clipped_return": [2, 3],
         # Rewards 1, 1, 1; 2, 2, 2; and 1, 3, 1.
         "Info / twice": [2, 4, 10 / 3],
         "terms/half": [1 / 2, 1, 5 / 6],

@@ -248,6 +248,22 @@ def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
     return numbers
 
 
+def metric_keys(env: Env) -> list[str]:
+    """The keys that all recorders of the env write."""
+    return [key for recorder in RecordEpisodeStatistics.of(env) for key in recorder.keys.values()]
+
+
+def metrics(keys: list[str], successor: TensorDict) -> dict[str, Tensor]:
+    """Those of the episodes that ended, float32 `(n,)`.
+
+    There are none if no episode has ended: a trainer's mean over no episodes would be NaN.
+    """
+    if not keys or not successor["done"].any():  # which waits for the device
+        return {}
+    done = successor["done"].squeeze(-1)
+    return {key: successor[key][done, 0].float() for key in keys}
+
+
 def signature(
     owner: str,
     num_envs: int,

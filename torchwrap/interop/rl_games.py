@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
 from rl_games.common import env_configurations, vecenv
@@ -24,13 +24,15 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     """Registers an env for rl_games' `Runner`, as `env_name` of its config.
 
     Checkpoints contain `env.state_dict()`: running statistics of transforms. Restoring a checkpoint
-    loads it. With `multi_gpu`, statistics are merged at the start of each epoch.
+    loads it. Those of rl_games' SAC have no place for it: save it yourself. With `multi_gpu`,
+    statistics are merged at the start of each epoch.
 
     Args:
         name: replaces an earlier registration under this name.
         make_env: called with the number of envs, and with the config's `env_config` as keyword
-            arguments, except for the "seed", which seeds the first reset. Players take one env,
-            unless the config has `player: {use_vecenv: True}`.
+            arguments, except for the "seed", which seeds the first reset. Players take one env, in
+            eval mode. With `player: {use_vecenv: True}` in the config, they take several, in train
+            mode: the player's own `env_config` can tell `make_env` to call `eval()`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)
@@ -52,7 +54,12 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
         return venv
 
     vecenv.register(name, create)
-    create_for_player = functools.partial(create, name, 1)
+
+    def create_for_player(**env_config: Any) -> RlGamesVecEnv:
+        venv = create(name, 1, **env_config)
+        venv.env.eval()
+        return venv
+
     configuration = {"vecenv_type": name, "env_creator": create_for_player}
     env_configurations.register(name, configuration)
 
@@ -77,8 +84,9 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
         the observations to act on next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool,
         and `infos` with "time_outs", `(num_envs,)` bool: truncated and not terminated;
         "final_observation", the true successor; and, if there are any, "episode" with the numbers
-        `(num_envs,)` of the env's info, and those that a simulator of `from_functions` logs.
-        rl_games' `IsaacAlgoObserver` logs their means.
+        `(num_envs,)` of the env's info, those that a simulator of `from_functions` logs, and those
+        of `transforms.RecordEpisodeStatistics` for the episodes that ended. rl_games'
+        `IsaacAlgoObserver` logs their means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))
@@ -108,7 +116,9 @@ class RlGamesVecEnv(IVecEnv):
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
-        self._absent: dict[str, Tensor] = {}
+        self._metric_keys = _checks.metric_keys(env)
+        nothing = torch.zeros(0, device=env.device)
+        self._absent: dict[str, Tensor] = dict.fromkeys(self._metric_keys, nothing)
 
     def reset(self) -> Observations:
         td = self.env.reset(seed=self._next_seed)
@@ -126,6 +136,7 @@ class RlGamesVecEnv(IVecEnv):
             "final_observation": self._observations(successor),
         }
         numbers = _checks.logs(self.env, successor)
+        numbers |= _checks.metrics(self._metric_keys, successor)
         if numbers:
             # rl_games needs each name in every step; empty tensors do not change its means.
             infos["episode"] = {**self._absent, **numbers}

@@ -21,7 +21,6 @@ from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.policy import PolicyState
 from torchwrap.statistics import sync_statistics
-from torchwrap.transforms.episode import RecordEpisodeStatistics
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.normalize import NormalizeObservation
 from torchwrap.transforms.transform import Transform
@@ -104,9 +103,7 @@ class RslRlVecEnv(VecEnv):
         self.num_envs = env.num_envs
         self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
         self.device = env.device
-        self._log_keys: list[str] = []
-        for recorder in RecordEpisodeStatistics.of(env):
-            self._log_keys += recorder.keys.values()
+        self._metric_keys = _checks.metric_keys(env)
         env.reset(seed=seed)
         self._is_first_step = True
 
@@ -144,19 +141,15 @@ class RslRlVecEnv(VecEnv):
             _checks.warn_untrained("to_rsl_rl", self.env)
         transition, td = self.env.step(actions)
         successor = transition["next"]
-        done = successor["done"].squeeze(-1)
         extras: dict[str, Any] = {"final_obs": _groups(successor)}
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]
             extras["time_outs"] = time_outs.squeeze(-1)
-        log = _checks.logs(self.env, successor)
-        # `any` waits for the device, but rsl_rl's mean over no episodes would be NaN.
-        if self._log_keys and done.any():
-            for key in self._log_keys:
-                log[key] = successor[key][done, 0].float()
+        log = _checks.logs(self.env, successor) | _checks.metrics(self._metric_keys, successor)
         if log:
             extras["log"] = log
-        return _groups(td), successor["reward"].squeeze(-1), done.long(), extras
+        dones = successor["done"].squeeze(-1).long()
+        return _groups(td), successor["reward"].squeeze(-1), dones, extras
 
 
 def _groups(td: TensorDict) -> TensorDict:
@@ -205,11 +198,14 @@ class _WithEnv:
             saved["env_state_dict"] = self.env.state_dict()
             # A simulator has no snapshot, nor an env in an interrupted step.
             if self.env.can_snapshot and self.env._status.unfinished is None:
+                attributes = {}
+                for key, (owner, name) in self._attributes().items():
+                    attributes[key] = getattr(owner, name)
                 saved["run"] = {
                     "envs": self._envs(),
                     "snapshot": self.env.snapshot().to_dict(),
                     "generators": [each.get_state() for each in self._generators()],
-                    "attributes": [getattr(*attribute) for attribute in self._attributes()],
+                    "attributes": attributes,
                 }
         return saved
 
@@ -220,7 +216,8 @@ class _WithEnv:
             _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
         is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
         run = loaded_dict.get("run", {})
-        if is_wanted and is_resumed and run.get("envs") == self._envs():
+        can_resume = run.get("envs") == self._envs() and self.env.can_snapshot
+        if is_wanted and is_resumed and can_resume:
             self._resume(run)
         return is_resumed
 
@@ -233,9 +230,10 @@ class _WithEnv:
             return
         for generator, state in zip(self._generators(), run["generators"], strict=False):
             generator.set_state(state.cpu())
-        attributes = zip(self._attributes(), run["attributes"], strict=True)
-        for (owner, name), value in attributes:
-            setattr(owner, name, value)
+        attributes = self._attributes()
+        for key in attributes.keys() & run["attributes"].keys():
+            owner, name = attributes[key]
+            setattr(owner, name, run["attributes"][key])
 
     def _envs(self: Any) -> Any:
         return self.gpu_global_rank, self.storage.num_envs
@@ -247,10 +245,13 @@ class _WithEnv:
             generators.append(torch.cuda.default_generators[device.index or 0])
         return generators
 
-    def _attributes(self: Any) -> Any:
-        """Objects of rsl_rl, each with an attribute that its checkpoints lack."""
-        models = [value for value in vars(self).values() if isinstance(value, RNNModel)]
-        return [(model.rnn, "hidden_state") for model in models]
+    def _attributes(self: Any) -> dict[str, tuple[Any, str]]:
+        """Objects of rsl_rl, each with an attribute that its checkpoints lack, by name."""
+        found = {}
+        for name, model in vars(self).items():
+            if isinstance(model, RNNModel):  # a network of other sizes has another name
+                found[f"{name} {model.rnn.rnn}"] = (model.rnn, "hidden_state")
+        return found
 
 
 class PPO(_WithEnv, algorithms.PPO):
@@ -285,12 +286,12 @@ class PPO(_WithEnv, algorithms.PPO):
             rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
 
-    def _attributes(self) -> Any:
+    def _attributes(self) -> dict[str, tuple[Any, str]]:
         attributes = super()._attributes()
         if self.rnd:
-            attributes.append((self.rnd, "update_counter"))
+            attributes["rnd counter"] = (self.rnd, "update_counter")
             if self.rnd.reward_normalization:
-                attributes.append((self.rnd.reward_normalizer.disc_avg, "avg"))
+                attributes["rnd average"] = (self.rnd.reward_normalizer.disc_avg, "avg")
         return attributes
 
 
@@ -313,8 +314,10 @@ class Distillation(_WithEnv, algorithms.Distillation):
                 module.eval()
         return is_resumed
 
-    def _attributes(self) -> Any:
-        return [*super()._attributes(), (self, "last_hidden_states")]
+    def _attributes(self) -> dict[str, tuple[Any, str]]:
+        attributes = super()._attributes()
+        networks = ", ".join(attributes)
+        return {**attributes, f"last states of {networks}": (self, "last_hidden_states")}
 
 
 class RslRlPolicy(nn.Module):

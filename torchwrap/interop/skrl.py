@@ -19,7 +19,6 @@ from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.statistics import sync_statistics
-from torchwrap.transforms import RecordEpisodeStatistics
 
 
 def to_skrl(env: Env) -> SkrlEnv:
@@ -36,8 +35,8 @@ def to_skrl(env: Env) -> SkrlEnv:
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" and, with states,
     "final_states" (see `true_successors`), and the env's own info. skrl's trainers log "episode":
     the means over envs of the numbers in that info, those that a simulator of `from_functions`
-    logs, and, if the env has `RecordEpisodeStatistics`, the mean "return" and "length" of the
-    episodes that ended in this step.
+    logs, and, if the env has `RecordEpisodeStatistics`, its "episode_return", "episode_length" and
+    metrics of the episodes that ended in this step.
 
     An agent saves and loads the transforms' statistics if it knows the env, by
     `true_successors(agent, env)` or `agent.checkpoint_modules["env"] = env`.
@@ -72,7 +71,8 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
     episode ended, the initial one of another episode. An episode that is both terminated and
     truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set. skrl multiplies
     values at terminations by zero: a final observation with a NaN or an infinite number is replaced
-    by the observation acted in there.
+    by the observation acted in there. Recurrent agents (`PPO_RNN` and the like) have no use for it
+    at a time-out: they bootstrap from the observation acted in.
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` and `update` are
@@ -157,9 +157,12 @@ def _usable(final: Tensor, last: Tensor, terminated: Tensor) -> Tensor:
 
 
 class _Infos(dict[str, Any]):
-    """The infos of a step, which know their env."""
+    """The infos of a step, which know their env. Their copies, in other processes too, do not."""
 
     env: SkrlEnv
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 StepResult: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -179,7 +182,7 @@ class SkrlEnv(Wrapper):
                 _check_space("observations", leaf)
         _check_space("actions", env.single_action_space)
         _checks.starts_at_zero("to_skrl", "action", env.single_action_space)
-        self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
+        self._metric_keys = _checks.metric_keys(env)
         # The initial observation and state of a single env whose episode ended.
         self._pending: list[Tensor] = []
         self._states: Tensor | None = None
@@ -217,13 +220,9 @@ class SkrlEnv(Wrapper):
         infos = _Infos(successor.get("info", {}).items())
         infos.env = self
         infos |= zip(names, final, strict=False)
-        numbers = _checks.logs(self._env, successor)
-        episode = {name: value.mean() for name, value in numbers.items()}
-        if self._recorder is not None and done.any():
-            for name, key in self._recorder.keys.items():
-                episode[name] = successor[key][done].float().mean()
-        if episode:
-            infos["episode"] = episode
+        numbers = _checks.logs(self._env, successor) | _checks.metrics(self._metric_keys, successor)
+        if numbers:
+            infos["episode"] = {name: value.mean() for name, value in numbers.items()}
         if self.num_envs == 1:
             self._pending = root if done else []
             root = final
@@ -246,6 +245,10 @@ class SkrlEnv(Wrapper):
         observation, *states = flat
         self._states = states[0] if states else None
         return observation
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """As the env's, but differing `params` of another number of envs stay as they are."""
+        _checks.load(self._env, state, strict)
 
     def state(self) -> Tensor | None:
         """The states of the last observations, `(num_envs, S)`."""
