@@ -277,7 +277,7 @@ def main(args: Args) -> dict[str, object]:
     checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
         td = checkpoint.load(td)
-    exploration_steps = args.exploration_fraction * args.total_timesteps
+    exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     log.start()
     while log.global_step < args.total_timesteps:
         explored = max(0, log.global_step - args.learning_starts) / exploration_steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import minari
 import torch
+from gymnasium.spaces import Tuple
 from minari import EpisodeData
 from minari.data_collector import EpisodeBuffer
 from replay import ReplayBuffer, episodes
@@ -45,12 +46,26 @@ def from_minari(episode: EpisodeData) -> TensorDict:
     steps["next", "terminated"] = terminated
     steps["next", "truncated"] = truncated
     steps["next", "done"] = terminated | truncated
+    steps["next", "done"][-1] = True  # also of an episode that Minari's collector was closed in
     return steps
 
 
 def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDataset:
-    """Writes the episodes of a collection that end in it."""
-    whole = [episode for episode in episodes(data.detach()) if episode["next", "done"][-1]]
+    """Writes the whole episodes of a collection, which ends some and leaves others open.
+
+    The first step of an env counts as that of an episode, unless `is_init` is there and not set: of
+    a collection that goes on in mid-episode, leave out the first episodes.
+    """
+    for space in (env.single_observation_space, env.single_action_space):
+        if isinstance(space, Tuple):
+            raise ValueError(
+                f"write: spaces must be no Tuple, which Minari stores otherwise: {space}."
+            )
+    whole = []
+    for episode in episodes(data.detach()):
+        begins = "is_init" not in episode.keys() or episode["is_init"][0]
+        if begins and episode["next", "done"][-1]:
+            whole.append(episode)
     return minari.create_dataset_from_buffers(
         dataset_id,
         [to_minari(episode) for episode in whole],

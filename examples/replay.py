@@ -326,6 +326,9 @@ class SequenceBuffer:
         if self.storage is None:
             rows, _ = pairs(data[:, :1], done[:, 0])
             self.allocate(rows[:, 0])
+        elif len(data) != len(self.envs):
+            fault = f"data must have {len(self.envs)} envs as before, got {len(data)}"
+            raise ValueError(f"extend: {fault}.")
         newest = (self.written - 1) % self.capacity, self.envs
         row = self.storage[newest]
         is_gap = differs(row["observation"], data["observation"][:, 0])
@@ -363,19 +366,24 @@ class SequenceBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the rows by those of a buffer of the same size."""
-        self.clear()
-        if state:
-            is_last = state["rows"]["is_last"]
-            self.device = self.device or is_last.device
-            rows = TensorDict(state["rows"], is_last.shape, device=self.device)
-            self.allocate(rows[0])
-            self.storage.copy_(rows)
-            self.written = state["written"].to(self.device)
+        if not state:
+            self.clear()
+            return
+        is_last = state["rows"]["is_last"]
+        capacity, num_envs = is_last.shape
+        if capacity != max(1, self.size // num_envs):
+            fault = f"size must be as before, {capacity} rows of {num_envs} envs"
+            raise ValueError(f"load_state_dict: {fault}, got {self.size}.")
+        self.device = self.device or is_last.device
+        rows = TensorDict(state["rows"], is_last.shape, device=self.device)
+        self.allocate(rows[0])
+        self.storage.copy_(rows)
+        self.written = state["written"].to(self.device)
 
     def allocate(self, row: TensorDictBase) -> None:
         num_envs = len(row)
         self.envs = torch.arange(num_envs, device=self.device)
-        self.capacity = self.size // num_envs
+        self.capacity = max(1, self.size // num_envs)
         self.storage = torch.zeros_like(row).expand(self.capacity, num_envs).clone()
         self.storage["is_last"].fill_(True)  # so that the first rows are initial
         self.written = torch.zeros_like(self.envs)
@@ -454,7 +462,12 @@ class TorchRLSequenceBuffer:
         self.length = length
 
     def extend(self, data: TensorDictBase) -> None:
-        """Stores transitions `(num_envs, num_steps)`, which follow those of the last call."""
+        """Stores transitions `(num_envs, num_steps)`, which follow those of the last call.
+
+        TorchRL's storage cannot write a single step.
+        """
+        if data.shape[1] < 2:
+            raise ValueError(f"extend: data must have 2 steps or more, got {data.shape[1]}.")
         data = data.detach()
         envs = torch.arange(len(data), device=data["next", "done"].device)
         data["env"] = envs.unsqueeze(1).expand(data.shape)
@@ -478,7 +491,10 @@ class TorchRLSequenceBuffer:
         self.buffer.empty()
         if state:
             steps = TensorDict(state["steps"], state["steps"]["env"].shape)
+            num_again = state["written"] % steps.shape[1]
+            # TorchRL's own state forgets after which step no slice goes on. The newest steps are
+            # written with the step before them, because a single one cannot be.
+            if num_again > 0:
+                self.buffer.extend(steps[:, :-1])
+                steps = torch.cat([steps[:, -1:], steps[:, :num_again]], 1)
             self.buffer.extend(steps)
-            newest = steps[:, : state["written"] % steps.shape[1]]
-            if newest.numel() > 0:  # TorchRL's own state forgets after which step no slice goes on
-                self.buffer.extend(newest)

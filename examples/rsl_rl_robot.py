@@ -115,7 +115,9 @@ def make_config(args: Args) -> dict[str, Any]:
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
     actor = {**network, "distribution_cfg": gaussian}
     config = {"num_steps_per_env": 24, "save_interval": 20, "logger": args.logger}
-    if args.logger == "wandb":
+    if args.logger == "wandb" and RANK > 0:
+        config["logger"] = "tensorboard"
+    elif args.logger == "wandb":
         config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
     if args.stage == "student":
         algorithm = {"num_learning_epochs": 2, "gradient_length": 8, "loss_type": "huber"}
@@ -168,26 +170,30 @@ class TeacherRunner(OnCpus, OnPolicyRunner): ...
 class StudentRunner(OnCpus, DistillationRunner): ...
 
 
-def latest(folder: Path) -> str:
-    paths = folder.glob("model_*.pt")
-    return str(max(paths, key=lambda path: int(path.stem.removeprefix("model_"))))
+def latest(*folders: Path) -> str:
+    """The name of the newest checkpoint that is in all folders."""
+    names = [{path.name for path in folder.glob("model_*.pt")} for folder in folders]
+    common = set.intersection(*names)
+    if not common:
+        raise FileNotFoundError(f"no checkpoint that is in all of {[*map(str, folders)]}")
+    return max(common, key=lambda name: int(name.removesuffix(".pt").removeprefix("model_")))
 
 
 def train(args: Args, env: tw.Env) -> nn.Module:
     folder = args.out / args.stage
     make_runner = TeacherRunner if args.stage == "teacher" else StudentRunner
     rsl_env = to_rsl_rl(env, {"step_dt": Arm.dt}, seed=args.seed)
-    runner = make_runner(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
-    own = folder / f"rank_{RANK}" if RANK else folder  # rsl_rl saves on rank 0 only
+    folders = [folder, *(folder / f"rank_{rank}" for rank in range(1, WORLD_SIZE))]
+    own = folders[RANK]
+    runner = make_runner(rsl_env, make_config(args), log_dir=str(own), device=args.device)
+    runner.logger.disable_logs = False  # a rank without logs would not save its envs
     if args.stage == "student":
-        runner.load(latest(args.out / "teacher"))
+        teacher = args.out / "teacher"
+        runner.load(str(teacher / latest(teacher)))
     if args.resume:
-        runner.load(latest(own))
+        runner.load(str(own / latest(*folders)))  # of a killed run, some ranks may have one more
         runner.current_learning_iteration += 1  # rsl_rl would repeat the last number
     runner.learn(args.iterations, init_at_random_ep_len=not args.resume)
-    if RANK:
-        own.mkdir(exist_ok=True)
-        runner.save(str(own / f"model_{runner.current_learning_iteration}.pt"))
     return RslRlPolicy(runner.get_inference_policy("cpu"))
 
 

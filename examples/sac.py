@@ -158,8 +158,8 @@ class Agent(nn.Module):
         self.actor = Actor(env, args)
         self.critic = Critic(env, args)
         self.target_critic = copy.deepcopy(self.critic)
-        log_alpha = 0.0 if args.autotune else math.log(args.alpha)
-        self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=args.autotune)
+        alpha = torch.tensor(1.0 if args.autotune else args.alpha)
+        self.log_alpha = nn.Parameter(alpha.log(), requires_grad=args.autotune)
         self.target_entropy = -math.prod(env.single_action_space.shape)
 
 

@@ -73,9 +73,10 @@ def main(args: Args) -> dict[str, float]:
     torch.set_num_threads(1)  # the networks are small
     # A VecNormalize to SB3, because the env has running statistics
     venv = to_sb3(make_env(args.num_envs))
-    if args.resume:
-        checkpoints = args.out.glob("rl_model_*_steps.zip")
-        steps = max(int(path.stem.split("_")[2]) for path in checkpoints)
+    # SB3 writes the statistics after the model: a killed run may lack the last ones.
+    saved = args.out.glob("rl_model_vecnormalize_*_steps.pkl")
+    steps = max((int(path.stem.split("_")[3]) for path in saved), default=0)
+    if args.resume and steps > 0:
         statistics = args.out / f"rl_model_vecnormalize_{steps}_steps.pkl"
         venv = VecNormalize.load(str(statistics), venv)
         model = PPO.load(args.out / f"rl_model_{steps}_steps", venv, device="cpu")

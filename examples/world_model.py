@@ -55,6 +55,10 @@ class Args:
     def __post_init__(self) -> None:
         if self.num_steps is None:  # as many updates per env step for any number of envs
             self.num_steps = max(1, 3_200 // self.num_envs)
+        least = self.num_envs * self.length
+        if self.buffer_size < least:
+            fault = f"must hold {self.length} rows of {self.num_envs} envs, {least} in all"
+            raise ValueError(f"buffer_size: {fault}, got {self.buffer_size}.")
 
 
 class Catch(FuncEnv):
@@ -211,6 +215,8 @@ def main(args: Args) -> float:
     for global_step in range(steps, args.total_timesteps + 1, steps):
         data, td = collect(td)
         buffer.extend(data)
+        if global_step < args.num_envs * args.length:
+            continue  # there are no sequences of this length yet
         for _ in range(args.updates):
             parts = losses(model, buffer.sample(args.batch_size))
             optimizer.zero_grad()

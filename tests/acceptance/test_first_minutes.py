@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_market_trains_an_own_env_with_dict_observations_and_multidiscrete_actio
 
 
 @pytest.mark.full
-def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path):
+def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path, capsys):
     script = load_example("sb3_callbacks")
     small = dict(num_envs=4, num_steps=64, save_every=256, out=tmp_path)
     result = script.main(script.Args(total_timesteps=512, **small))
@@ -43,7 +44,17 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path):
     assert (tmp_path / "best_model.zip").exists()
     assert (tmp_path / "rl_model_vecnormalize_512_steps.pkl").exists()
     args = script.Args(total_timesteps=768, resume=True, **small)
+    # As of a run that was killed before the last statistics were written
+    (tmp_path / "rl_model_vecnormalize_512_steps.pkl").unlink()
     assert script.main(args)["env_steps"] == 768
+    assert "continues from 256 steps" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_sb3_callbacks_without_a_checkpoint_start_a_new_run(tmp_path):
+    script = load_example("sb3_callbacks")
+    args = script.Args(total_timesteps=256, num_envs=4, num_steps=64, resume=True, out=tmp_path)
+    assert script.main(args)["env_steps"] == 256
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL raises some when it is imported
@@ -158,7 +169,12 @@ def test_rsl_rl_robot_in_two_processes_shares_statistics_and_networks(rsl_rl_rob
     flags = f"teacher --num-envs 8 --iterations 1 --out {tmp_path}"
     for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
         finish(process)
-    paths = tmp_path / "teacher/model_0.pt", tmp_path / "teacher/rank_1/model_0.pt"
+    # As of a run that was killed when only rank 0 had saved
+    shutil.copy(tmp_path / "teacher/model_0.pt", tmp_path / "teacher/model_20.pt")
+    flags += " --resume"
+    for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
+        finish(process)
+    paths = tmp_path / "teacher/model_1.pt", tmp_path / "teacher/rank_1/model_1.pt"
     first, second = [torch.load(path, weights_only=True) for path in paths]
     for name in ("actor_state_dict", "critic_state_dict"):
         assert_same_files(first[name], second[name])

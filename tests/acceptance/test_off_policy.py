@@ -445,6 +445,33 @@ def test_sample_of_sequences_from_too_few_rows_is_refused():
         buffer.sample(1)
 
 
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_sequences_of_another_number_of_envs_are_refused(others):
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [7])
+    env = short_env(others)
+    data, _ = play(env, 2, env.reset(seed=0))
+    with pytest.raises(ValueError, match="3 envs"):
+        buffer.extend(data)
+
+
+def test_state_of_a_sequence_buffer_of_another_size_is_refused_and_nothing_is_lost():
+    buffer = SequenceBuffer(3 * 20, length=5)
+    fill(buffer, [30])
+    smaller = SequenceBuffer(3 * 10, length=5)
+    fill(smaller, [30])
+    rows = smaller.storage.clone()
+    with pytest.raises(ValueError, match="size"):
+        smaller.load_state_dict(buffer.state_dict())
+    assert (smaller.storage == rows).all()
+
+
+def test_single_step_for_torchrls_sequences_is_refused():
+    pytest.importorskip("torchrl")
+    with pytest.raises(ValueError, match="2 steps"):
+        fill(TorchRLSequenceBuffer(3 * 20, length=5), [1])
+
+
 def test_slices_of_torchrl_are_parts_of_the_sequences():
     pytest.importorskip("torchrl")
     buffer = TorchRLSequenceBuffer(3 * 20, length=5)
@@ -492,7 +519,10 @@ def test_samples_have_no_graph_of_the_actor_that_played(make_buffer):
     assert transition["action"].requires_grad  # the caller's tensors keep theirs
 
 
-@pytest.mark.parametrize("num_steps", [0, 3, 25], ids=["empty", "not full", "wrapped"])
+SIZES = {"empty": 0, "not full": 3, "wrapped": 25, "wrapped by one step": 21}
+
+
+@pytest.mark.parametrize("num_steps", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(
     "make_buffer",
     [*BUFFERS.values(), *SEQUENCE_BUFFERS.values()],
@@ -632,6 +662,18 @@ def test_sac_actor_gradients_are_those_of_the_actor_alone():
     assert all(parameter.grad is None for parameter in agent.parameters())
 
 
+def test_sac_without_entropy_has_alpha_0():
+    args = sac.Args(autotune=False, alpha=0.0)
+    assert sac.Agent(sac.make_env(args, 2), args).log_alpha.exp() == 0
+
+
+def test_dqn_without_exploration_is_greedy_after_the_first_collection(tmp_path):
+    steps = {"learning_starts": 0, "total_timesteps": 256}
+    dqn.main(dqn.Args(exploration_fraction=0.0, out=tmp_path, **steps))
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.testing.assert_close(saved["q_network"]["epsilon"], torch.tensor(dqn.Args.end_e))
+
+
 SHORT_RUNS = [
     pytest.param(dqn, {"train_frequency": 16}, 1152, (1152 - 1024) // 16, id="dqn"),
     pytest.param(sac, {"learning_starts": 1024}, 1088, 1088 - 1024, id="sac"),
@@ -769,6 +811,20 @@ def test_world_model_learns_from_pixels(capsys, torchrl):
     assert float(losses[1]) < float(losses[0])
 
 
+def test_world_model_of_many_envs_collects_whole_sequences_before_it_learns(capsys):
+    args = world_model.Args(
+        num_envs=100, num_steps=20, total_timesteps=8000, updates=1, batch_size=2
+    )
+    world_model.main(args)
+    learned = re.findall(r"(\d+) env steps", capsys.readouterr().out)
+    assert learned == ["6000", "8000"]  # 50 rows of each env
+
+
+def test_world_model_refuses_a_buffer_without_room_for_sequences():
+    with pytest.raises(ValueError, match="buffer_size"):
+        world_model.Args(num_envs=2001, buffer_size=100_000)
+
+
 @pytest.mark.full
 @pytest.mark.long
 def test_world_model_remembers_what_it_cannot_see():
@@ -817,3 +873,52 @@ def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch, space):
         transitions = dataset_of.from_minari(episode)
         assert (transitions == expected.select(*transitions.keys(True, True))).all()
     assert dataset_of.read(dataset).num_steps == 13
+
+
+@pytest.fixture
+def dataset_of(tmp_path, monkeypatch):
+    """The script, whose datasets are below a temporary folder."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return load_example("minari_dataset")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of missing metadata
+def test_minari_dataset_leaves_out_the_episode_that_the_data_begins_in(dataset_of):
+    env = short_env(1)
+    _, td = play(env, 2, env.reset(seed=0))
+    data, _ = play(env, 5, td)
+    dataset = dataset_of.write("scripted/test-v0", data, env)
+    rewards = [episode.rewards.tolist() for episode in dataset.iterate_episodes()]
+    assert rewards == [[1], [1, 2]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of missing metadata
+def test_windows_of_a_minari_dataset_end_with_an_episode_that_was_not_ended(dataset_of):
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    def episode(reward):
+        return EpisodeBuffer(
+            observations=np.array([0, 1, 0]),
+            actions=np.array([0, 1]),
+            rewards=np.full(2, reward, np.float32),
+            terminations=np.zeros(2, bool),
+            truncations=np.zeros(2, bool),
+        )
+
+    spaces = {"observation_space": Discrete(2), "action_space": Discrete(2)}
+    buffers = [episode(1), episode(100)]
+    dataset = minari.create_dataset_from_buffers("scripted/test-v0", buffers, **spaces)
+    batch = dataset_of.read(dataset, n_step=2).get(
+        torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    )
+    torch.testing.assert_close(batch["reward"], torch.tensor([1.99, 1, 199, 100]))
+    torch.testing.assert_close(batch["discount"], torch.tensor([0.99**2, 0.99, 0.99**2, 0.99]))
+
+
+def test_tuple_is_refused_by_the_minari_script(dataset_of):
+    env = ScriptedEnv(2, observation_space=Tuple([Box(0, 9, (2,)), Discrete(9)]))
+    data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    with pytest.raises(ValueError, match="Tuple"):
+        dataset_of.write("scripted/test-v0", data, env)
