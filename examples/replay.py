@@ -76,10 +76,7 @@ def sequences(data: TensorDictBase) -> list[TensorDict]:
         data: `(num_envs, num_steps)`. The first step of an env counts as that of an episode, unless
             `is_init` is there and not set.
     """
-    is_init = torch.ones_like(data["next", "done"])
-    if "is_init" in data.keys():
-        is_init = data["is_init"]
-    rows, is_row = pairs(data, is_init[:, 0, 0])
+    rows, is_row = pairs(data, starts(data, default=True))
     return [each[kept] for each, kept in zip(rows, is_row)]
 
 
@@ -107,6 +104,14 @@ def pairs(data: TensorDictBase, begins: Tensor) -> tuple[TensorDict, Tensor]:
     is_row = torch.stack([is_initial, torch.ones_like(done)], 2)
     both = torch.stack([initial, rows], 2)
     return both.flatten(1, 2), is_row.flatten(1, 2)
+
+
+def starts(data: TensorDictBase, default: bool = False) -> Tensor:
+    """Whether the first step of each env begins an episode, as `is_init` says: `(num_envs,)`."""
+    is_init = torch.full_like(data["next", "done"], default)
+    if "is_init" in data.keys():
+        is_init = data["is_init"]
+    return is_init[:, 0, 0]
 
 
 def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> Tensor:
@@ -151,6 +156,7 @@ class ReplayBuffer:
         """Stores transitions of a collection `(num_envs, num_steps)` or of a step `(num_envs,)`."""
         if data.dim() == 1:
             data = data.unsqueeze(1)
+        begins = starts(data)
         # Without no_grad(), an actor leaves its graph in the actions.
         data = self.encode(data).detach()
         self.device = self.device or data.device or data["next", "done"].device
@@ -161,6 +167,7 @@ class ReplayBuffer:
                 raise ValueError(f"extend: {fault}.")
             newest = self.storage[(self.written - 1) % self.capacity]
             is_gap = differs(newest["next", "observation"], data["observation"][0])
+            is_gap |= begins.to(self.device)
             newest["next", "done"].logical_or_(is_gap.unsqueeze(1))
         self.write(data)
 
@@ -332,7 +339,7 @@ class SequenceBuffer:
         newest = (self.written - 1) % self.capacity, self.envs
         row = self.storage[newest]
         is_gap = differs(row["observation"], data["observation"][:, 0])
-        begins = row["is_last"] | is_gap
+        begins = row["is_last"] | is_gap | starts(data)
         self.storage["is_last"][newest] = begins
         rows, is_row = pairs(data, begins)
         numbers = is_row.cumsum(1) + self.written.unsqueeze(1)

@@ -421,6 +421,19 @@ def test_sequences_end_where_data_does_not_continue():
     assert not rows["is_terminal"].any()
 
 
+def test_reset_to_the_newest_observation_ends_the_episode_that_is_init_does_not_continue():
+    space = Box(0, 9, (1,))
+    constant = T.TransformObservation(torch.zeros_like, space)
+    env = tw.TransformedEnv(short_env(1, lengths=None), constant)
+    sequence, ring = SequenceBuffer(20, length=5), ReplayBuffer(20, 0.9, n_step=2)
+    for num_steps in (2, 1):
+        data, _ = play(env, num_steps, env.reset(seed=0))
+        for buffer in (sequence, ring):
+            buffer.extend(data)
+    assert sequence.sample(1)[0]["is_first"].tolist() == [1, 0, 0, 1, 0]
+    assert samples(ring)["discount"][0].tolist() == pytest.approx([0.9**2, 0.9, 0.9])
+
+
 def test_nan_in_observations_does_not_end_an_episode():
     def lose_sensor(observation):
         return torch.cat([observation, torch.full_like(observation, torch.nan)], 1)

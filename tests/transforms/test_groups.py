@@ -131,3 +131,10 @@ def test_noise_differs_between_groups_and_from_the_stream_above():
     assert len({int(stream.seed_high[0]) for stream in streams}) == 3
     td = grouped({"one": [AddNoise()], "two": [AddNoise()]}).reset(seed=0)
     assert (td["observation", "one"] != td["observation", "two"]).all()
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "type", "keys"])
+@pytest.mark.parametrize("kind", [T.ObservationGroups, T.ObservationKeys])
+def test_names_of_groups_that_a_module_dict_cannot_hold_are_refused(kind, name):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: names"):
+        kind({name: []})

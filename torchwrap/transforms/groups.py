@@ -26,6 +26,9 @@ class _Groups(Transform):
             raise TypeError(refusal(type(self).__name__, must, repr(groups)))
         self.parts: Any = nn.ModuleDict()
         for name, transforms in groups.items():
+            if not name or "." in name or hasattr(self.parts, name):
+                must = "names of groups must have no dot and be no attributes of nn.ModuleDict"
+                raise ValueError(refusal(type(self).__name__, must, repr(name)))
             self.parts[name] = Compose(transforms)
 
     @property
