@@ -226,6 +226,19 @@ def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
     assert (network.training, network.dropout.training) == (train, True)
 
 
+def test_evaluate_does_not_search_the_data_of_an_agent():
+    class Searched:
+        @property
+        def __dict__(self):
+            raise AssertionError
+
+    agent = Holder(Drops())
+    agent.memory = [Searched()] * 2_000
+    agent.env = scripted(3)
+    agent.optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+    tw.evaluate(scripted(3), agent.act, 2)
+
+
 def test_evaluate_of_a_policy_that_raises_puts_it_back():
     network = Drops()
 

@@ -35,6 +35,7 @@ IS_INIT = "is_init"
 _IS_INIT = EnvBuffer((1,), torch.bool, fill=True)
 DECLARED = "Declare what the policy carries from step to step with PolicyState"
 NUM_FIRST_CALLS = 3
+_MOST_PARTS = 1_000
 
 # Keys of roots and steps, and of the state of a deployed policy and of snapshots.
 _RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
@@ -228,7 +229,7 @@ class FirstCalls(OperatorMode):
         owner: of the error.
         policy: runs eagerly, also if `torch.compile` has compiled it.
         num_envs: if given, only tensors with a row per env are refused, because the policy may
-            learn others.
+            learn others. The row of a single env, in a buffer of a module, counts as learned.
     """
 
     def __init__(
@@ -308,7 +309,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def modules_of(policy: Any) -> list[nn.Module]:
-    """The modules that a policy reaches.
+    """The modules that a policy reaches. Long lists and dicts are data, such as a replay buffer.
 
     It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, what
     a function and others of its file name (globals, closure and defaults), and the attributes of a
@@ -324,6 +325,8 @@ def modules_of(policy: Any) -> list[nn.Module]:
         match value:
             case nn.Module():
                 found.append(value)
+            case tuple() | list() | dict() if len(value) > _MOST_PARTS:
+                pass
             case tuple() | list():
                 values += value
             case dict():
@@ -335,7 +338,7 @@ def modules_of(policy: Any) -> list[nn.Module]:
             case types.FunctionType():
                 value = uncompiled(value)
                 values += variables_of(value), value.__defaults__, value.__kwdefaults__
-            case type() | types.ModuleType():
+            case type() | types.ModuleType() | Tensor() | torch.optim.Optimizer():
                 pass
             case _:
                 kind = type(value)
