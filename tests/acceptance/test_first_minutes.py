@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -166,15 +165,15 @@ def test_rsl_rl_robot_in_two_processes_shares_statistics_and_networks(rsl_rl_rob
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = f"teacher --num-envs 8 --iterations 1 --out {tmp_path}"
+    flags = f"teacher --num-envs 8 --iterations 2 --out {tmp_path}"
     for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
         finish(process)
-    # As of a run that was killed when only rank 0 had saved
-    shutil.copy(tmp_path / "teacher/model_0.pt", tmp_path / "teacher/model_20.pt")
+    # As of a run that was killed when rank 1 had saved the first iteration only
+    (tmp_path / "teacher/rank_1/model_1.pt").unlink()
     flags += " --resume"
     for process in [start_rsl_rl_robot(flags, rank, 2, port) for rank in range(2)]:
         finish(process)
-    paths = tmp_path / "teacher/model_1.pt", tmp_path / "teacher/rank_1/model_1.pt"
+    paths = tmp_path / "teacher/model_2.pt", tmp_path / "teacher/rank_1/model_2.pt"
     first, second = [torch.load(path, weights_only=True) for path in paths]
     for name in ("actor_state_dict", "critic_state_dict"):
         assert_same_files(first[name], second[name])
