@@ -59,7 +59,7 @@ def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDatase
     for space in (env.single_observation_space, env.single_action_space):
         if isinstance(space, Tuple):
             raise ValueError(
-                f"write: spaces must be no Tuple, which Minari stores otherwise: {space}."
+                f"write: spaces must not be a Tuple, whose parts Minari names otherwise: {space}."
             )
     whole = []
     for episode in episodes(data.detach()):

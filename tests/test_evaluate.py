@@ -213,7 +213,20 @@ def beside_another_module(network):
     return lambda td: agent.heads[0]["actor"].act(td)
 
 
-PLACES = {**HOLDERS, "beside another module": beside_another_module}
+class Stepping(Holder):
+    """An agent whose methods have the names of an env's."""
+
+    reset = None
+
+    def step(self, td):
+        return self.act(td)
+
+
+PLACES = {
+    **HOLDERS,
+    "object with reset and step": lambda network: Stepping(network).step,
+    "beside another module": beside_another_module,
+}
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])

@@ -313,7 +313,7 @@ def modules_of(policy: Any) -> list[nn.Module]:
 
     It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, what
     a function and others of its file name (globals, closure and defaults), and the attributes of a
-    plain object, such as `model.policy`, but not those of an env, which has `reset` and `step`.
+    plain object, such as `model.policy`, but not those of another library's env.
     """
     found: list[nn.Module] = []
     values = [policy]
@@ -341,8 +341,8 @@ def modules_of(policy: Any) -> list[nn.Module]:
             case type() | types.ModuleType() | Tensor() | torch.optim.Optimizer():
                 pass
             case _:
-                kind = type(value)
-                is_env = hasattr(kind, "reset") and hasattr(kind, "step")
+                # An agent may have `reset` and `step`, too.
+                is_env = all(hasattr(value, name) for name in ("reset", "step", "action_space"))
                 if not is_env:
                     values += getattr(value, "__dict__", {}).values()
     return found

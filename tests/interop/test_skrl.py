@@ -1,8 +1,5 @@
 """to_skrl: what skrl's trainers and agents see of an env, and the memories of its agents."""
 
-import copy
-import pickle
-
 import pytest
 
 pytest.importorskip("skrl")
@@ -29,7 +26,7 @@ from gymnasium.spaces import (
     Tuple,
 )
 from gymnasium.vector import AutoresetMode
-from helpers import RewardTerms
+from helpers import COPIES, RewardTerms
 from skrl.agents.torch.ppo import PPO
 from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
@@ -560,11 +557,7 @@ def test_agent_of_fewer_envs_with_differing_params_keeps_those_of_its_env(tmp_pa
     assert other._env.transforms[0].statistics.mean.any()
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda infos: pickle.loads(pickle.dumps(infos))],
-    ids=["copy", "pickle"],
-)
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_infos_are_copied_without_the_env(copied):
     env = to_skrl(ScriptedEnv(2, (1,)))
     env.reset()

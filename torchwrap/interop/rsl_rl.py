@@ -265,7 +265,8 @@ class PPO(_WithEnv, algorithms.PPO):
 
     If the env has snapshots, "run" contains its last one, the states of PyTorch's generators, and
     what rsl_rl leaves out. A `load` that sets the iteration restores them, and the run goes on bit
-    for bit. On another rank, or for another number of envs, new episodes start instead.
+    for bit. On another rank, for another number of envs, or for an env without snapshots, new
+    episodes start instead.
     """
 
     def process_env_step(
