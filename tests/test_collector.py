@@ -263,6 +263,8 @@ def test_root_of_another_env_raises_and_changes_nothing(make_root, error, collec
 
 BAD_POLICIES = {
     "shape": (lambda td: torch.zeros(2, 5), ValueError),
+    "no rows": (lambda td: torch.tensor(0.0), ValueError),
+    "other rows": (lambda td: torch.zeros(3, 6), ValueError),
     "dtype": (
         lambda td: torch.zeros(2, 6).double(),
         TypeError,
@@ -277,9 +279,12 @@ def test_policy_without_valid_action_raises_before_the_env_steps(policy, error):
     env = ScriptedEnv(2)
     td = env.reset()
     before = buffers(env)
+    collect = tw.Collector(env, policy, 3)
     with pytest.raises(error, match="action"):
-        tw.Collector(env, policy, 3)(td)
+        collect(td)
     assert_same(buffers(env), before)
+    collect.policy = None
+    collect(td)  # no reset is needed
 
 
 def test_outputs_that_are_held_never_overlap():

@@ -17,7 +17,8 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Root, Step
-from torchwrap.policy import DECLARED, FirstCalls, Policy, act, modules_of
+from torchwrap.policy import DECLARED, FirstCalls, Policy, State, act, modules_of
+from torchwrap.spaces import Value
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
@@ -109,7 +110,6 @@ class Collector:
         if td is None:
             td = env.reset()
         self._check_root(td, env._check_ready("a collection"))
-        env._status.unfinished = "collection"
         root: Root = {key: td[key] for key in policies.keys(env.signature)}
         collect = self._compiled or self._collect
         storage, root = collect(root)
@@ -131,9 +131,14 @@ class Collector:
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
         env = self.env
+
+        def env_step(action: Value, state: State) -> tuple[TensorDict, Root]:
+            env._status.unfinished = "collection"
+            return (env._compiled or env._step_and_reset)(action, state)
+
         storage: Storage = {}
         for step in range(self.num_steps):
-            transition, root = self._step(root, env._compiled or env._step_and_reset)
+            transition, root = self._step(root, env_step)
             if not storage:  # only a transition tells which keys there are
                 for key, leaf in self._select(transition).items():
                     storage[key] = leaf.new_empty(self.num_steps, *leaf.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -55,6 +55,8 @@ class _Status:
     """The last root. None before the first reset."""
     unfinished: str | None = None
     """The call that has begun to change the env and has not returned."""
+    alive: RowMask | None = None
+    """In a repeated action: the rows whose episode is not over. Results of others are dropped."""
 
 
 class Env(BatchedModule):
@@ -114,6 +116,12 @@ class Env(BatchedModule):
 
     info_spaces: Mapping[str, Space[Any]] = {}
     """The infos of a simulator on the host by name, for which its transforms are compiled."""
+
+    info_names: Collection[str] = ()
+    """The names of the infos, as far as they are known at construction."""
+
+    parameter_names: Sequence[str] = ()
+    """The names of the `params` of functions, which go before attributes of other layers."""
 
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""

@@ -21,6 +21,7 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
+from torchwrap.policy import tensors_in
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
 
@@ -459,6 +460,7 @@ class FunctionalEnv(Env):
         if len(set(names)) < len(names):
             must = "transition_info and state_info must have different names"
             raise ValueError(refusal(owner, must, names))
+        self.info_names = names
 
     def _first_result(
         self,
@@ -476,7 +478,9 @@ class FunctionalEnv(Env):
         versions = _versions(given)
         remedy = "Draw from its rng, with torchwrap.random"
         results: list[list[Tensor]] = []
+        attributes: dict[str, Any] = {}
         for _ in range(2):
+            attributes = dict(getattr(self.func_env, "__dict__", {}))
             with no_foreign_draws(owner, remedy, self.device), no_key_twice(owner):
                 try:
                     result = self._call(name, key, *arguments)
@@ -484,6 +488,11 @@ class FunctionalEnv(Env):
                 except Exception as error:
                     raise TypeError(_explained(owner, error)) from error
         others, leaves = results
+        for attribute, value in getattr(self.func_env, "__dict__", {}).items():
+            is_new = value is not attributes.get(attribute)  # the first call may have cached it
+            if is_new and any(True for _ in tensors_in(value)):
+                fault = f"keeps a tensor in self.{attribute}"
+                raise TypeError(refusal(owner, fault, remedy="Keep it in the state"))
         if _versions(rows.leaves((arguments, self.params))) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
@@ -578,6 +587,8 @@ def _check_fields(
         got = list(fields) if isinstance(fields, dict) else validation.described(fields)
         raise TypeError(refusal(owner, must, got))
     for name, value in fields.items():
+        if not name or "." in name:
+            raise ValueError(refusal(owner, "names must not be empty, or hold a dot", repr(name)))
         if not isinstance(value, Tensor):
             raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))
         shape = (num_envs, *value.shape[1:])

@@ -58,7 +58,7 @@ class PolicyState(Transform):
 
     Args:
         shapes: shape of each state by name, for one env, such as `{"hidden": (64,)}`.
-        dtype: of the states.
+        dtype: of the states, or its name.
         fill: the initial value of each element. For a learned initial state, the policy reads
             `is_init`.
 
@@ -74,7 +74,7 @@ class PolicyState(Transform):
     def __init__(
         self,
         shapes: Mapping[str, Sequence[int]],
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         fill: float = 0,
     ) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class PolicyState(Transform):
                 )
             validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.dtype = dtype
-        self.fill = validation.fill("PolicyState", fill, dtype)
+        self.dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+        self.fill = validation.fill("PolicyState", fill, self.dtype)
 
     def deployed(self) -> None:
         return None
@@ -196,6 +196,9 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
             if result is not td:
                 td.update(result)
             return td
+    if result.shape[:1] != td.batch_size:
+        must = f"an action must have a row for each of {td.batch_size[0]} envs"
+        raise ValueError(refusal(env._label, must, validation.described(result)))
     return td.set("action", result)
 
 
@@ -265,7 +268,7 @@ class FirstCalls(OperatorMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             key = id(tensor)
             if key in self.known:
                 continue
@@ -281,7 +284,7 @@ class FirstCalls(OperatorMode):
                 self.known[key] = tensor
             else:
                 self.stale[key] = tensor
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             if id(tensor) not in {*self.read, *self.stale}:  # `flatten` may return its argument
                 self.known[id(tensor)] = tensor
         return result
@@ -297,15 +300,15 @@ class FirstCalls(OperatorMode):
         return self.num_envs == 1 and any(buffer is tensor for buffer in buffers)
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors_in(value: Any) -> Iterator[Any]:
     """The tensors and arrays in arguments or results of an operator."""
     if isinstance(value, Tensor | np.ndarray):
         yield value
     elif isinstance(value, Mapping | TensorDictBase):
-        yield from _tensors(tuple(value.values()))
+        yield from tensors_in(tuple(value.values()))
     elif isinstance(value, tuple | list):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_in(part)
 
 
 def modules_of(policy: Any) -> list[nn.Module]:

@@ -462,7 +462,8 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     _require_equal_steps(first_rows, steps, promise, 1e-6)
 
 
-_FAULTS = (AssertionError, TypeError, ValueError)  # the library itself raises the last two
+# The library itself raises the second and the third, and PyTorch the last one in the user's code.
+_FAULTS = (AssertionError, TypeError, ValueError, RuntimeError)
 _NAMING = (_check_step_results, _check_action)  # their messages name the cause
 _TRANSFORM_CHECKS = (_check_action, _check_eval, _check_masked_reset)
 # Each check relies on those before it.

@@ -116,6 +116,10 @@ def test_writes_reach_every_leaf_of_a_tensordict(tensor, path):
     two = one * 2
     mask = RowMask(tensor)
     mixed = mask.where(one, two)
+    filled = one.clone()
+    mask.fill_(filled, 2)
+    assert filled["b", "c"].equal(mask.where(one * 2, 1.0)["b", "c"])
+    assert filled["b", "c"][:, 1].tolist() == (1 + tensor.float()).tolist()
     mask.assign_(two, one)
     assert mixed["a"].tolist() == two["a"].tolist() == (2 - tensor.float()).tolist()
     assert torch.equal(

@@ -72,6 +72,11 @@ def with_numbers(env):
     return tw.TransformedEnv(env, noise, command, T.AddNoise(0.1))
 
 
+def with_dtypes(env):
+    cast = T.DtypeObservation(torch.float64)
+    return tw.TransformedEnv(env, cast, tw.PolicyState({"hidden": (2,)}, torch.float16))
+
+
 STACKS = {
     "bare": lambda env: env,
     "one": lambda env: tw.TransformedEnv(env, T.TimeLimit(4)),
@@ -79,6 +84,7 @@ STACKS = {
     "composed": composed,
     "in layers": in_layers,
     "with numbers": with_numbers,
+    "with dtypes": with_dtypes,
     "a wrapper on top": lambda env: W.RepeatAction(W.MaxAndSkipObservation(env, 2), 3),
 }
 each_backend = pytest.mark.parametrize("backend", ["torch", "gymnasium"])

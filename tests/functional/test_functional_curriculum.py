@@ -6,6 +6,7 @@ from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 
 import torchwrap as tw
+from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.testing import check_env
 
@@ -124,15 +125,18 @@ def test_result_that_does_not_fit_the_params_is_refused(change, kind, words):
         tw.FunctionalEnv(Wrong(), 2, params={"level": torch.zeros(2, dtype=torch.int64)})
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_level_follows_the_episode_that_has_ended_if_the_next_one_has_a_seed(seed):
+def test_level_follows_the_episode_that_has_ended_if_the_next_one_has_a_seed(seed, wrapped):
     env = make(2)
+    if wrapped:
+        env = tw.TransformedEnv(env, T.TimeLimit(2))
     td = env.reset(seed=0)
     for _ in range(2):
         _, td = env.step_without_reset(td.set("action", torch.tensor(FIRST)))
         td = td.select("observation")
     env.reset(seed=seed, mask=torch.ones(2, dtype=torch.bool))
-    assert env.params["level"].tolist() == [1, 0]
+    assert env.unwrapped.params["level"].tolist() == [1, 0]
 
 
 @pytest.mark.full

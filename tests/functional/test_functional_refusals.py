@@ -1,5 +1,7 @@
 """Wrong functions, arguments and inputs, which are refused before anything has changed."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +153,34 @@ HOST_READS = {
 def test_function_that_reads_on_the_host_is_told_the_remedy(function):
     with pytest.raises(TypeError, match=r"reward.*torch\.where.*torch\.stack"):
         FunctionalEnv(on_position(function), 3)
+
+
+@pytest.mark.parametrize("base", [Walk, BroadcastWalk])
+def test_function_that_keeps_a_tensor_in_an_attribute_raises(base):
+    class Keeping(base):
+        def observation(self, state, rng):
+            self.last = 2 * state["position"]
+            return super().observation(state, rng)
+
+    with pytest.raises(TypeError, match=r"Keeping\.observation: .*self\.last"):
+        FunctionalEnv(Keeping(), 2)
+
+
+def test_function_may_cache_a_constant_in_an_attribute():
+    class Caching(Walk):
+        @functools.cached_property
+        def zero(self):
+            return torch.zeros(2)
+
+        def observation(self, state, rng):
+            return super().observation(state, rng) + self.zero
+
+    FunctionalEnv(Caching(), 2).reset()
+
+
+def test_field_whose_name_has_a_dot_raises():
+    with pytest.raises(ValueError, match=r"initial: names .*pos\.x"):
+        FunctionalEnv(variant(Walk, initial=lambda rng: {"pos.x": torch.zeros(2)}), 2)
 
 
 def test_infos_with_equal_names_raise():

@@ -331,3 +331,12 @@ def test_options_raise():
 
 def test_calls_after_an_interrupted_one_ask_for_a_new_env(monkeypatch):
     interrupt_a_call(tw.make("CartPole-v1", 2, backend="envpool"), monkeypatch)
+
+
+def test_step_of_a_row_that_the_next_step_would_reset_raises():
+    env = tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=3, max_episode_steps=3))
+    env.reset()
+    for _ in range(3):
+        env.step_without_reset(torch.tensor([0, 1]))
+    with pytest.raises(RuntimeError, match=r"reset .*\[0, 1\]"):
+        env.step(torch.tensor([0, 1]))

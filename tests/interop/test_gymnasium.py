@@ -671,3 +671,38 @@ def test_transitions_on_cuda_match_the_cpu_and_never_change(bridge, kind, mode, 
     torch.cuda.synchronize()
     for ours, theirs in pairs:
         assert_same(ours.cpu(), theirs)
+
+
+class NeverTerminated(T.Transform):
+    def step(self, td):
+        return td.set("terminated", torch.zeros_like(td["terminated"]))
+
+
+@pytest.mark.filterwarnings("ignore:.*You are calling 'step")
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_env_goes_on_past_a_termination_that_a_transform_clears(vectorization_mode):
+    options = {"vectorization_mode": vectorization_mode, "max_episode_steps": 15}
+    env = tw.make("CartPole-v1", 2, backend="gymnasium", **options)
+    env = tw.TransformedEnv(env, NeverTerminated())
+    td = env.reset(seed=0)
+    single = gymnasium.make("CartPole-v1", max_episode_steps=15)
+    single.reset(seed=1)
+    for number in range(1, 16):
+        transition, td = env.step(td.set("action", torch.tensor([1, 0])))
+        observation, *_ = single.step(0)
+        successor = transition["next"]
+        np.testing.assert_array_equal(successor["observation"][1], observation)
+        assert successor["done"].tolist() == [[number == 15]] * 2
+    env.close()
+
+
+def test_step_of_rows_that_the_vector_env_has_reset_itself_raises():
+    single = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=3)
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    env = tw.from_gymnasium(AsyncVectorEnv([single], autoreset_mode=mode))
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step_without_reset(torch.tensor([0]))
+    with pytest.raises(RuntimeError, match=r"reset .*\[0\]"):
+        env.step(torch.tensor([0]))
+    env.close()

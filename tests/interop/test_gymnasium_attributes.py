@@ -212,3 +212,13 @@ def test_set_wrapper_attr_leaves_no_graph_of_autograd_in_a_param(form):
 def test_params_at_construction_leave_no_graph_of_autograd():
     env = native(2, level=torch.ones(2, requires_grad=True))
     assert not env.params["level"].requires_grad
+
+
+def test_set_wrapper_attr_reaches_a_param_that_a_transform_has_an_attribute_of():
+    class Level(T.Transform):
+        level = 7
+
+    env = tw.TransformedEnv(native(2), Level())
+    assert env.set_wrapper_attr("level", 2.5)
+    assert env.get_wrapper_attr("level").tolist() == [2.5, 2.5]
+    assert env.transforms[0].level == 7

@@ -264,9 +264,9 @@ def test_reset_reaches_its_rows_alone(auto_reset):
     assert_same(env.reset(mask=torch.zeros(3, dtype=torch.bool)), td)
     assert len(simulator.resets) == 1  # none for no row
     assert advance(2)["done"].all()
-    # Also rows that the simulator has reset, and rows that step on after their end.
+    # Also rows that the simulator has reset, or else rows that step on after their end.
     assert_same(env.reset(seed=5), make(3).reset(seed=5))
-    advance(3)
+    advance(1 if auto_reset else 3)
     env.reset()
     assert simulator.resets[-1] == [0, 1, 2]
     assert simulator.elapsed.tolist() == [0, 0, 0]
@@ -625,3 +625,12 @@ def test_runner_of_rsl_rl_learns_on_mjlab_under_transforms(make_mjlab):
     for count in counts:  # initial observations, and successors
         assert count.unique().item() == 16 + 16 * 48 + ends
     env.close()
+
+
+def test_step_of_rows_that_the_simulator_has_reset_itself_raises():
+    env = make(2, length=3, auto_reset=True)
+    env.reset()
+    for _ in range(3):
+        env.step_without_reset(env.sample_action())
+    with pytest.raises(RuntimeError, match=r"reset .*\[0, 1\]"):
+        env.step(env.sample_action())

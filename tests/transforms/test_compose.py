@@ -103,3 +103,13 @@ def test_compose_error_in_a_users_function_keeps_its_traceback():
         functions += [entry.name for entry in traceback.extract_tb(error.__traceback__)]
         error = error.__cause__
     assert "broken" in functions
+
+
+def test_transform_of_the_user_may_take_a_transform_that_knows_an_action_space():
+    class Sometimes(T.Transform):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+    bounded = T.TransformAction(lambda action: action, None)
+    assert Sometimes(bounded).inner is bounded

@@ -101,6 +101,30 @@ def test_group_with_a_transform_of_anything_but_observations_raises(make):
         grouped({"one": [make()], "two": []})
 
 
+CHANGES = {
+    "reward": lambda td: td.set("reward", 0 * td["reward"]),
+    "terminated": lambda td: td.set("terminated", ~td["terminated"]),
+    "another key": lambda td: td.set("novelty", td["reward"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_group_with_a_transform_that_changes_more_than_the_observation_raises(change):
+    class Own(T.Transform):
+        def step(self, td):
+            return change(td)
+
+    env = grouped({"one": [Own()], "two": []})
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="'one' must change nothing but the observation"):
+        env.step(env.sample_action())
+
+
+def test_named_transforms_of_a_group_keep_their_names():
+    named = T.Compose({"raw": T.NormalizeObservation()})
+    assert "raw" in dict(T.ObservationGroups({"one": named}).parts["one"].named_children())
+
+
 def test_group_with_a_transform_of_another_env_raises():
     taken = T.NormalizeObservation()
     grouped({"one": [taken]})

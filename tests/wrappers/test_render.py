@@ -327,6 +327,46 @@ def test_render_without_a_render_mode_raises():
         NATIVE.render()
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 4), (32, 32, 12)], ids=str)
+def test_video_of_observations_in_which_frames_are_channels_raises(tmp_path, shape):
+    env = ScriptedEnv(1, observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
+    with pytest.raises(ValueError, match="observations"):
+        W.RecordVideo(env, tmp_path, from_observation=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_video_below_repeated_actions_ends_with_its_episode(tmp_path, backend):
+    limits = {"max_episode_steps": 3, "backend": backend}
+    env = W.RecordVideo(make(2, **limits), tmp_path, envs=[0, 1])
+    env = W.RepeatAction(env, 8)
+    push(env, env.reset(seed=0))
+    env.close()
+    assert len(frames_of(tmp_path / "rl-video-episode-0.mp4")) == 4
+
+
+def test_video_below_repeated_actions_shows_the_last_frame_of_an_env_that_has_ended(tmp_path):
+    start = {"light": torch.zeros(())}
+    changes = {
+        "initial": lambda rng: {**start, "last": 30.0 + 40 * rng.env},
+        "transition": lambda state, action, rng: {**state, "light": state["light"] + 20},
+        "terminal": lambda state, rng: state["light"] > state["last"],
+    }
+    env = gray(2, **changes)
+    env = W.RepeatAction(W.RecordVideo(env, tmp_path, envs=[1, 0]), 8)
+    push(env, env.reset(seed=0))
+    env.close()
+    frames = frames_of(tmp_path / "rl-video-episode-0.mp4", fps=30)
+    lights = [[round(side.mean()) for side in (frame[:, :48], frame[:, 50:])] for frame in frames]
+    expected = [[0, 0], [20, 20], [40, 40], [60, 40], [80, 40]]
+    assert np.abs(np.subtract(lights, expected)).max() <= 3
+
+
+def test_size_of_rendered_observations_is_found_without_an_episode_of_the_layers_below(tmp_path):
+    below = tw.TransformedEnv(make(), T.NormalizeObservation())
+    W.AddRenderObservation(below)
+    assert (below.transforms[0].statistics.count == 0).all()
+
+
 @pytest.mark.parametrize("is_stack", [False, True])
 @pytest.mark.parametrize("shape", [(32, 16), (32, 16, 3)], ids=["gray", "color"])
 def test_video_of_observations_shows_the_latest_frame_of_each_stack(tmp_path, shape, is_stack):

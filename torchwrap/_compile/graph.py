@@ -173,10 +173,11 @@ class Rollout:
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
         run, buffers = self._prepare(root)
+        env = self.collector.env
+        env._status.unfinished = "collection"
         storage, following = run(buffers, root)
         outside = storage.pop(OUTSIDE, None)
         if outside is not None and outside.any():
-            env = self.collector.env
             must = f"the policy must return actions in {env.single_action_space}"
             raise ValueError(refusal(env._label, must, "an action outside of it"))
         return storage, following

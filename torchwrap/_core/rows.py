@@ -213,7 +213,8 @@ class RowMask:
             return torch.where(self.like(first), first, others)  # type: ignore[return-value]
         values: dict[Any, Any] = {}
         for key in first.keys():
-            values[key] = self.where(first[key], others[key])  # type: ignore[type-var]
+            other = others if isinstance(others, int | float) else others[key]
+            values[key] = self.where(first[key], other)  # type: ignore[type-var]
         return tensordict(values, self.num_rows)  # type: ignore[return-value]
 
     def gather(self, value: Rows) -> Rows:
@@ -261,9 +262,12 @@ class RowMask:
             for key in buffer.keys():
                 self.assign_(buffer[key], value[key])
 
-    def fill_(self, buffer: Tensor, value: Tensor | float) -> None:
+    def fill_(self, buffer: Tensor | TensorDict, value: Tensor | float) -> None:
         """Sets the rows of the buffer to one value, a number or a tensor `()`, in place."""
-        if self.indices is None:
+        if not isinstance(buffer, Tensor):
+            for part in buffer.values():
+                self.fill_(part, value)
+        elif self.indices is None:
             buffer.masked_fill_(self.like(buffer), value)
         else:
             buffer.index_fill_(0, self.indices, value)

@@ -61,6 +61,8 @@ def record(part: Any) -> WrapperSpec:
 def _recorded(value: Any) -> Any:
     if isinstance(value, BatchedModule):
         return record(value)
+    if isinstance(value, torch.dtype):  # by its name, for JSON
+        return str(value).removeprefix("torch.")
     return value
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -72,6 +73,18 @@ class MethodOfEach:
     def of(self, rows: Sequence[int]) -> Callable[..., list[Any]]:
         """The method of some envs."""
         return functools.partial(self.engine.call_some, rows, self.name)
+
+
+def check_reset(owner: str, rows: NDArray[np.bool_]) -> None:
+    """Raises before a step if a simulator resets rows itself, and their next episode is unknown."""
+    if rows.any():
+        must = "a reset must follow each episode that ends"
+        got = f"a step of envs {np.flatnonzero(rows).tolist()}, which reset themselves"
+        remedy = (
+            "Set terminated and truncated back to False in no transform, and call reset(mask=...) "
+            "after step_without_reset"
+        )
+        raise RuntimeError(refusal(owner, must, got, remedy))
 
 
 def env(owner: str, value: Any) -> Env:

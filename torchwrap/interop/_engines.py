@@ -2,11 +2,11 @@
 
 | engine | vector env | finished rows |
 |---|---|---|
-| `Sync` | Gymnasium's `SyncVectorEnv` | wait for their reset |
+| `Sync` | Gymnasium's `SyncVectorEnv` | go on, as in Gymnasium, or are left out |
 | `Async` (`_workers.py`) | Gymnasium's `AsyncVectorEnv` | as `Engine` |
 | `Ale` | ALE's `AtariVectorEnv` | as `Engine`, in `SAME_STEP` |
 | `EnvPool` | EnvPool | reset by a step that ignores their action |
-| `Engine` | any other | wait for their reset, or are already reset (`SAME_STEP`) |
+| `Engine` | any other | as the vector env does, or are already reset (`SAME_STEP`) |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Options
-from torchwrap.interop._checks import check_tuple
+from torchwrap.interop._checks import check_reset, check_tuple
 
 NUM_SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger seeds are taken modulo this number."""
@@ -108,8 +108,12 @@ class Engine:
         self._already_reset = ~self._all
         self._initial_info: Info = {}
 
-    def step(self, actions: Any) -> Successors:
-        """Takes an action in every env, and returns the true successors."""
+    def step(self, actions: Any, rows: Mask) -> Successors:
+        """Takes an action in every env, and returns the true successors.
+
+        If it `can_repeat`, rows outside of the mask return their last result again.
+        """
+        check_reset(self.name, self._already_reset)
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
         columns = self._columns(reward, terminated, truncated)
@@ -279,8 +283,8 @@ class Engine:
 class Sync(Engine):
     """Gymnasium's `SyncVectorEnv`, env by env.
 
-    It leaves out Gymnasium's auto-reset, its batch of every entry of the infos, and a copy. A
-    finished env returns its last result again until it is reset, so that actions can be repeated.
+    It leaves out Gymnasium's auto-reset, its batch of every entry of the infos, and a copy. It
+    steps single rows, so that actions can be repeated.
     """
 
     can_repeat = True
@@ -295,11 +299,10 @@ class Sync(Engine):
         self.same_step = False
         self._envs = vector_env.envs
         self._results: list[Any] = [None] * vector_env.num_envs
-        self._finished = [False] * vector_env.num_envs
 
-    def step(self, actions: Any) -> Successors:
+    def step(self, actions: Any, rows: Mask) -> Successors:
         for row, action in enumerate(iterate(self.vector_env.action_space, actions)):
-            if not self._finished[row]:
+            if rows[row]:
                 self._results[row] = self._envs[row].step(action)
         if "step" in self._unchecked:
             self._check_results("step", self._all)
@@ -311,7 +314,6 @@ class Sync(Engine):
         except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
-        self._finished = _done(columns).tolist()
         return arrays, columns, [(batch, self._all)]
 
     def reset(
@@ -325,7 +327,6 @@ class Sync(Engine):
         for row in indices:
             row_seed = None if seed is None else seed + row
             self._results[row] = self._envs[row].reset(seed=row_seed, options=options)
-            self._finished[row] = False
         if "reset" in self._unchecked:
             self._check_results("reset", rows)
         try:
@@ -482,6 +483,7 @@ class EnvPool(Games):
         self._finished = ~self._all
 
     def _step(self, actions: Any) -> Any:
+        check_reset(self.name, self._finished)
         result = super()._step(actions)
         *_, terminated, truncated, info = result
         self._actions = actions

@@ -127,6 +127,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.same_step = engine.same_step
         self.can_repeat = engine.can_repeat
         self.info_spaces = declared
+        self.info_names = list(declared)
         # The infos that came with the latest observations, from a step or a reset.
         self._infos: dict[str, Any] = {}
         for key, space in declared.items():
@@ -145,7 +146,9 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.signature.single_action_space, action)
-        arrays, columns, infos = self._engine.step(actions)
+        alive = self._status.alive
+        rows = self._engine._all if alive is None else alive.numpy()
+        arrays, columns, infos = self._engine.step(actions, rows)
         successor: dict[str, Any] = {"observation": self._observation(arrays)}
         for name, column in columns.items():
             successor[name] = spaces.tensor(column, self.signature.device)

@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import Path, RowMask, tensordict
+from torchwrap._core.rows import Path, RowMask, is_host_readable, tensordict
 from torchwrap.env import Options
 from torchwrap.interop import _checks
 from torchwrap.interop._functions import FunctionsEnv
@@ -156,6 +156,8 @@ class TensorEnv(FunctionsEnv):
             seed_simulator((seed + self.signature.first_index) % 2**31)
 
     def _step(self, action: spaces.Value) -> TensorDict:
+        if self.final_key is not None and is_host_readable(self.already_reset):
+            _checks.check_reset(self._label, self.already_reset.numpy())
         self.already_reset.zero_()
         given: Any = spaces.to_device(action, self._simulator_device)
         if isinstance(given, TensorDict):

@@ -44,7 +44,7 @@ class RecordEpisodeStatistics(Transform):
             `(num_envs, 1)` of the env's `info`, by name, such as
             `{"energy": "sum", "succeeded": ("success", "max")}`. They are under
             `("next", f"{stats_key}_{name}")`, float32, and the latest finished ones in
-            `metric_queues`.
+            `metric_queues`. Above repeated actions, the env's infos have a "sum" or a "last" value.
 
     Shape: the return is `(num_envs, 1)` float32, the length `(num_envs, 1)` int64.
 
@@ -93,13 +93,13 @@ class RecordEpisodeStatistics(Transform):
         return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
-        if signature.summed_info is not None:
-            sources = {name for name, kind in self._sources.values() if kind != "last"}
-            missing = sorted(sources - signature.summed_info)
-            if missing:
-                must = "metrics must be of every step, and a layer below repeats actions"
-                remedy = f"Make that layer with summed_info={missing}"
-                raise ValueError(refusal("RecordEpisodeStatistics", must, missing, remedy))
+        for source in self._sources.values():
+            name, kind = source
+            is_summed = signature.repeated_info.get(name)
+            if is_summed is not None and kind != ("sum" if is_summed else "last"):
+                must = 'metrics of repeated actions must be "sum" for summed_info, else "last"'
+                remedy = f"Take its sum, and make the layer below with summed_info=[{name!r}]"
+                raise ValueError(refusal("RecordEpisodeStatistics", must, source, remedy))
         names = ("return", "length", *self.metrics)
         self.keys = {name: f"{self.stats_key}_{name}" for name in names}
         # A ring of (return, length, *metrics) with room for all envs to finish together, and a row

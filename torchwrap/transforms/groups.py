@@ -29,7 +29,8 @@ class _Groups(Transform):
             if not name or "." in name or hasattr(self.parts, name):
                 must = "names of groups must have no dot and be no attributes of nn.ModuleDict"
                 raise ValueError(refusal(type(self).__name__, must, repr(name)))
-            self.parts[name] = Compose(transforms)
+            is_composed = isinstance(transforms, Compose)  # with names
+            self.parts[name] = transforms if is_composed else Compose(transforms)
 
     @property
     def groups(self) -> dict[str, list[Transform] | dict[str, Transform]]:
@@ -80,6 +81,12 @@ class _Groups(Transform):
             entries[name] = result["observation"]
             if "info" in result.keys():
                 td["info"] = result["info"]
+            others = result.exclude("observation", "info")
+            changed = [key for key, value in others.items() if value is not td.get(key, None)]
+            if changed:
+                must = f"{part!r} in {name!r} must change nothing but the observation"
+                remedy = "Put it beside the groups"
+                raise ValueError(refusal(type(self).__name__, must, changed, remedy))
         return td.set("observation", tensordict(entries, td.batch_size[0]))
 
     def _clocks(self) -> list[Tensor]:

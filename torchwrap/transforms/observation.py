@@ -303,8 +303,8 @@ class DtypeObservation(ObservationTransform):
 
     def __init__(self, dtype: Any) -> None:
         super().__init__()
-        self.dtype = dtype
         self.numpy_dtype = _numpy_dtype(dtype)
+        self.dtype = self.numpy_dtype.name
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space

@@ -24,7 +24,8 @@ from torchwrap.spaces import Signature, Value
 class _WithoutEnv(BatchedModule):
     # A base, so that signatures of transforms are those of `__init__`.
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if any(hasattr(value, "action_space") for value in args):
+        others = [value for value in args if not isinstance(value, _WithoutEnv)]
+        if any(hasattr(value, "action_space") for value in others):
             fault = "it takes no env"
             remedy = f"Write TransformedEnv(env, {cls.__name__}(...))"
             raise TypeError(refusal(cls.__name__, fault, remedy=remedy))

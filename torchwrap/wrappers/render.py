@@ -33,7 +33,8 @@ class RenderWrapper(Wrapper):
         owner = type(self).__name__
         self.from_observation = validation.flag(owner, "from_observation", from_observation)
         if from_observation:
-            spaces.box(owner, "observation", env.single_observation_space)
+            box = spaces.box(owner, "observation", env.single_observation_space)
+            self._is_stack = _is_stack(owner, box.shape)
         elif env.render_mode != "rgb_array":
             must = 'env must have render_mode="rgb_array"'
             raise ValueError(refusal(owner, must, repr(env.render_mode)))
@@ -80,7 +81,7 @@ class AddRenderObservation(RenderWrapper):
         if not render_only and render_key in below.spaces:
             must = f"render_key must not be among {list(below)}"
             raise ValueError(refusal(owner, must, repr(render_key)))
-        env.reset()
+        env.unwrapped.reset()  # no layer counts this episode
         shape = np.shape(env.render([0])[0])
         space: Space[Any] = Box(0, 255, shape, np.uint8)
         if not render_only:
@@ -176,6 +177,7 @@ class RecordVideo(RenderWrapper):
         self._path: Path | None = None
         self._writer: Any = None
         self._frames: list[NDArray[np.uint8]] = []  # that wait for the first step of an episode
+        self._tiles: list[NDArray[np.uint8]] = []  # the frame of each env
         self._num_frames = 0
         self._step_id = -1
         self._episode_id = -1
@@ -185,6 +187,9 @@ class RecordVideo(RenderWrapper):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         successor = super()._step(action)
+        alive = self.unwrapped._status.alive
+        if alive is not None and not alive.numpy()[self.envs[0]]:
+            return successor
         self._step_id += 1
         if self.step_trigger is not None and self.step_trigger(self._step_id):
             self._start_video(f"step-{self._step_id}")
@@ -207,6 +212,7 @@ class RecordVideo(RenderWrapper):
 
     def _start_video(self, name: str) -> None:
         self._close_video()
+        self._tiles = []
         self._num_frames = 0
         self._path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
 
@@ -219,10 +225,15 @@ class RecordVideo(RenderWrapper):
             return
         if self.from_observation:
             observations = td["observation"][self.envs].cpu().numpy()
-            # The latest frame of a stack, or the observation itself.
-            frames = [value if _is_frame(value) else value[-1] for value in observations]
+            frames = [value[-1] if self._is_stack else value for value in observations]
         else:
             frames = list(map(np.asarray, self.env.render(self.envs)))
+        alive = self.unwrapped._status.alive
+        if alive is not None and self._tiles:
+            for index, row in enumerate(self.envs):
+                if not alive.numpy()[row]:
+                    frames[index] = self._tiles[index]
+        self._tiles = frames
         frame = tiled(list(map(_to_rgb, frames)))
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
@@ -269,6 +280,19 @@ def _complete(writer: Any, temporary: Path, path: Path) -> None:
     writer.close()
     if temporary.exists():  # it does not before the first frame
         temporary.rename(path)
+
+
+def _is_stack(owner: str, shape: tuple[int, ...]) -> bool:
+    """Whether observations are stacks of images, oldest first. Raises if they are neither."""
+    has_channels = len(shape) == 3 and shape[2] in (1, 3)
+    if len(shape) == 2 or has_channels:
+        return False
+    has_frames_first = len(shape) == 3 and shape[0] < shape[2]
+    if has_frames_first or len(shape) == 4:
+        return True
+    must = "observations must be images (h, w), (h, w, 1) or (h, w, 3), or stacks with frames first"
+    remedy = "Put the wrapper below FrameStackObservation"
+    raise ValueError(refusal(owner, must, shape, remedy))
 
 
 def _is_frame(array: NDArray[Any]) -> bool:

@@ -40,13 +40,13 @@ class _Repeat(Wrapper):
         self.buffers_below = env._paths("_env_buffer_names")
         self.summed_info = validation.names(owner, "summed_info", summed_info)
         if repeats > 1:
-            summed = frozenset(self.summed_info)
-            if env.signature.summed_info is not None:
-                summed &= env.signature.summed_info
+            infos = dict(env.signature.repeated_info)
+            for name in (*env.unwrapped.info_names, *self.summed_info):
+                infos[name] = name in self.summed_info and infos.get(name, True)
             limit = env.signature.max_episode_steps
             if limit is not None:
                 limit = math.ceil(limit / repeats)
-            self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit)
+            self.signature = env.signature.replace(repeated_info=infos, max_episode_steps=limit)
 
     def _repeat(
         self,
@@ -73,7 +73,7 @@ class _Repeat(Wrapper):
                 break
             finished = RowMask(done)
             last_rows = self._clone_below() if finished.any() else {}
-            latest = step(action.clone())
+            latest = self._step_rows(alive, step, action.clone())
             for path, value in last_rows.items():
                 finished.assign_(self.env.get_buffer(path), value)
             sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
@@ -84,6 +84,21 @@ class _Repeat(Wrapper):
         for name in self.summed_info:
             masks.pop(name, None)  # every env has a sum
         return whole
+
+    def _step_rows(
+        self,
+        alive: RowMask,
+        step: Callable[[Any], TensorDict],
+        action: spaces.Value,
+    ) -> TensorDict:
+        """Takes a step in which simulators and videos may leave out the other rows."""
+        status = self.unwrapped._status
+        outer = status.alive
+        status.alive = alive
+        try:
+            return step(action)
+        finally:
+            status.alive = outer
 
     def _clone_below(self) -> dict[str, Tensor]:
         return {path: self.env.get_buffer(path).clone() for path in self.buffers_below}

@@ -16,6 +16,7 @@ from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
+from torchwrap.transforms.episode import RecordEpisodeStatistics
 from torchwrap.transforms.transform import Compose, Transform, retimed
 
 
@@ -85,8 +86,8 @@ class Wrapper(Env):
         self.env._check_options(options)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
+        self.env._seed(seed, mask)  # first, because a curriculum reads how far an episode has come
         super()._seed(seed, mask)
-        self.env._seed(seed, mask)
 
     @property
     def is_compiled(self) -> bool:
@@ -117,6 +118,11 @@ class Wrapper(Env):
 
     def close(self) -> None:
         self.env.close()
+
+    def _part_with(self, name: str) -> Any:
+        if name in self.unwrapped.parameter_names:
+            return None
+        return super()._part_with(name)
 
     def has_wrapper_attr(self, name: str) -> bool:
         return super().has_wrapper_attr(name) or self.env.has_wrapper_attr(name)
@@ -222,6 +228,10 @@ class TransformedEnv(Wrapper):
         self._check_env(env)
         super().__init__(env, composed.setup(env.signature))
         self.transforms = composed
+        keys = [recorder.stats_key for recorder in RecordEpisodeStatistics.of(self)]
+        if len(set(keys)) < len(keys):
+            must = "stats_key must differ from those of the layers below"
+            raise ValueError(refusal("RecordEpisodeStatistics", must, keys))
         self._compiled_step: Callable[[TensorDict], TensorDict] | None = None
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
