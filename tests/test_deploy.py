@@ -708,11 +708,266 @@ def test_observations_that_the_env_does_not_have_are_refused(observations):
 
 
 def test_policy_that_reads_other_observations_is_refused():
-    with pytest.raises((KeyError, TypeError), match="actor"):
+    with pytest.raises(ValueError, match=r"policy .*actor"):
         tw.deploy(grouped_env(), act_on_group, observations=["critic"], without=[AddNoise])
 
 
+# What users write.
+
+
+def act_plainly(td):
+    return td["observation"][:, :2]
+
+
+class SetGain(T.ActionTransform):
+    gain = tw.EnvBuffer((1,), fill=1)
+
+    def setup(self, signature):
+        self.gain.fill_(3.0)
+        return signature
+
+    def action(self, action):
+        return action * self.gain
+
+
+class RegisteredGain(T.ActionTransform):
+    def setup(self, signature):
+        self.register_env_buffer("gain", torch.full((signature.num_envs, 1), 3.0))
+        return signature
+
+    def action(self, action):
+        return action * self.gain
+
+
+@pytest.mark.parametrize("kind", [SetGain, RegisteredGain])
+def test_rows_begin_as_setup_leaves_them(kind):
+    module = tw.deploy(stack(continuous, kind()), act_plainly)
+    action, _ = module(torch.ones(1, 3), module.initial_state(1))
+    assert action.tolist() == [[3, 3]]
+
+
+def test_action_transform_that_writes_to_its_input_leaves_the_state_of_the_policy():
+    double = T.TransformAction(lambda action: action.mul_(2))
+    env = stack(continuous, tw.PolicyState({"last": (2,)}), double)
+
+    def act(td):
+        td["next", "last"] = action = td["last"] + 1
+        return td.set("action", action)
+
+    module = tw.deploy(env, act)
+    action, state = module(torch.ones(1, 3), module.initial_state(1))
+    action.zero_()
+    assert state["last"].tolist() == [[1, 1]]
+    assert module(torch.ones(1, 3), state)[0].tolist() == [[4, 4]]
+
+
+def test_fixed_delay_starts_over_from_any_state():
+    module = tw.deploy(stack(continuous, T.DelayObservation(2)), act_plainly)
+    zeros = {name: torch.zeros_like(row) for name, row in module.initial_state(1).items()}
+    zeros["is_first"] = ~zeros["is_first"]
+    states = [zeros, module.initial_state(1)]
+    for number in range(5):
+        raw = torch.full((1, 3), float(number))
+        (action, states[0]), (expected, states[1]) = (module(raw, state) for state in states)
+        assert action.equal(expected)
+
+
+def test_module_stays_in_eval_mode_inside_of_another_one():
+    network = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    module = tw.deploy(continuous(), lambda td: network(td["observation"]))
+    nn.ModuleList([module]).train()
+    assert not any(part.training for part in module.modules())
+
+
+class Minimum(T.ObservationTransform):
+    def setup(self, signature):
+        return signature.replace(single_observation_space=spaces.Box(0, 20, (2,)))
+
+    def observation(self, observation):
+        return torch.stack(list(observation.values())).amin(0)
+
+
+class Joined(Minimum):
+    def setup(self, signature):
+        return signature.replace(single_observation_space=spaces.Box(-torch.inf, torch.inf, (8,)))
+
+    def observation(self, observation):
+        return torch.cat(list(observation.values()), 1)
+
+
+ENTRIES = {
+    "seldom the least": ({"front": (1, 2), "rear": (20, 2)}, Minimum),
+    "of several shapes": ({"front": (1, 3), "rear": (1, 5)}, Joined),
+}
+
+
+@pytest.mark.parametrize("bounds, kind", ENTRIES.values(), ids=ENTRIES)
+def test_entry_that_a_transform_reads_without_its_name_is_kept(bounds, kind):
+    space = {name: spaces.Box(0, high, (size,)) for name, (high, size) in bounds.items()}
+    make = functools.partial(ScriptedEnv, observation_space=spaces.Dict(space))
+    make = functools.partial(make, action_space=box(-3, 2))
+    env = stack(make, T.ObservationGroups({"actor": [kind()], "critic": []}))
+    act = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
+    module = tw.deploy(env, act, observations=["actor"])
+    assert list(module.example_inputs()[0]) == ["front", "rear"]
+
+
+def test_groups_below_others_of_the_same_names_are_kept():
+    names = {"actor": [], "critic": []}
+    join = T.TransformObservation(
+        lambda both: both["actor"] + both["critic"], spaces.Box(-torch.inf, torch.inf, (3,))
+    )
+    env = stack(continuous, T.ObservationGroups(names), join, T.ObservationGroups(names))
+    act = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
+    module = tw.deploy(env, act, observations=["actor"])
+    assert module(torch.ones(1, 3)).tolist() == [[2, 2]]  # groups alone need no state
+
+
+def test_groups_whose_entries_a_function_above_joins_are_kept():
+    def join(both):
+        return TensorDict({"actor": both["actor"] + both["critic"]}, both.batch_size)
+
+    space = spaces.Dict(actor=spaces.Box(-torch.inf, torch.inf, (3,)))
+    groups = T.ObservationGroups({"actor": [], "critic": []})
+    env = stack(continuous, groups, T.TransformObservation(join, space))
+    act = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
+    module = tw.deploy(env, act, observations=["actor"])
+    assert module(torch.ones(1, 3)).tolist() == [[2, 2]]
+
+
+def test_recurrent_policy_may_return_its_action_in_a_new_tensordict():
+    env = stack(continuous, tw.PolicyState({"type": (2,)}))  # the name of a module's method
+
+    def act(td):
+        td["next", "type"] = td["type"] + 1
+        return TensorDict({"action": td["observation"][:, :2] + td["type"]}, td.batch_size)
+
+    module = tw.deploy(env, act)
+    assert_parity(module, module, evaluated(env, act), **EXACT)
+
+
+def test_function_reads_its_attributes_and_its_keyword_defaults():
+    network = nn.Linear(3, 2)
+
+    def push(observation):
+        return network(observation)
+
+    def act(td, *, function=push):
+        return function(td["observation"]) * act.scale * push.scale
+
+    act.scale = push.scale = 2.0
+    module = tw.deploy(continuous(), act)
+    expected = module(torch.ones(1, 3))
+    with torch.no_grad():
+        network.weight.zero_()
+    assert module(torch.ones(1, 3)).equal(expected)
+
+
 # Refusals.
+
+
+class ClippedNormalization(T.NormalizeObservation):
+    def step(self, td):
+        td = super().step(td)
+        return td.set("observation", td["observation"].clamp(-1, 1))
+
+
+class Penalized(T.RewardTransform):
+    def step(self, td):
+        return td.set("observation", td["observation"] / 2)
+
+
+@pytest.mark.parametrize("kind", [ClippedNormalization, Penalized])
+def test_hook_of_a_subclass_needs_its_own_replacement(kind):
+    env = stack(continuous, kind())
+    with pytest.raises(ValueError, match=rf"{kind.__name__}, because .*'step'.*deployed\(\)"):
+        tw.deploy(env, act_plainly)
+
+
+def in_a_list():
+    shift = torch.ones(3)
+    functions = [lambda observation: observation + shift]
+
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.functions = functions
+
+        def forward(self, td):
+            return self.functions[0](td["observation"])[:, :2]
+
+    return Listed()
+
+
+def in_a_plain_object():
+    class Shift:
+        def __init__(self):
+            self.value = torch.ones(3)
+            self.lock = threading.Lock()
+
+    class Agent:
+        def __init__(self):
+            self.network = nn.Linear(3, 2)
+            self.shift = Shift()
+
+        def act(self, td):
+            return self.network(td["observation"] + self.shift.value)
+
+    return Agent().act
+
+
+@pytest.mark.parametrize("value", [torch.device("cpu"), torch.float32, {1}, range(2), nn.Tanh])
+def test_tensor_of_a_plain_object_with_constants_is_frozen(value):
+    agent = in_a_plain_object().__self__
+    agent.shift.lock = value
+    module = tw.deploy(continuous(), agent.act)
+    expected = module(torch.ones(1, 3))
+    agent.shift.value.add_(5)
+    assert module(torch.ones(1, 3)).equal(expected)
+
+
+@pytest.mark.parametrize("make", [in_a_list, in_a_plain_object])
+def test_tensor_that_would_not_be_frozen_is_refused(make):
+    with pytest.raises(TypeError, match=r"\(3,\) torch.float32.* not copied"):
+        tw.deploy(continuous(), make())
+
+
+def test_policy_whose_state_is_an_array_is_refused():
+    class Difference(nn.Module):
+        last = np.zeros((1, 2), np.float32)
+
+        def forward(self, td):
+            current = td["observation"][:, :2].numpy()
+            change = current - self.last
+            self.last = current.copy()
+            return torch.from_numpy(change)
+
+    with pytest.raises(ValueError, match="PolicyState"):
+        tw.deploy(continuous(), Difference())
+
+
+@pytest.mark.parametrize("batch_size", [-1, 2.5, "2"])
+def test_batch_size_of_an_initial_state_is_checked(batch_size):
+    module = tw.deploy(stack(continuous, frames(2)), lambda td: td["observation"][:, 0, :2])
+    with pytest.raises((TypeError, ValueError), match="batch_size"):
+        module.initial_state(batch_size)
+
+
+def test_state_that_is_no_dict_is_refused():
+    module = tw.deploy(stack(continuous, frames(2)), lambda td: td["observation"][:, 0, :2])
+    with pytest.raises(TypeError, match="state"):
+        module(torch.ones(1, 3), [torch.ones(1)])
+
+
+def test_transform_that_cannot_be_deployed_is_part_of_a_group():
+    class Drawing(T.ObservationTransform):
+        def observation(self, observation):
+            return observation
+
+        def deployed(self):
+            raise ValueError("it draws")
+
+    tw.TransformedEnv(continuous(), T.ObservationGroups({"actor": [Drawing()]})).reset()
 
 
 class ReadsReward(T.Transform):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import itertools
 import json
+import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from numbers import Number
-from types import CellType, FunctionType
+from pathlib import PurePath
+from types import BuiltinFunctionType, CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,7 +27,7 @@ from torch import Tensor, nn
 from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._compile.inputs import places_of, swap
-from torchwrap._core import rows
+from torchwrap._core import rows, validation
 from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
@@ -32,7 +37,7 @@ from torchwrap.env import Env
 from torchwrap.policy import Policy, modules_of
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.groups import ObservationGroups
+from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.transform import Compose, ObservationTransform, Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
@@ -51,6 +56,14 @@ Faults = dict[str, str]
 """Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
+_MOST_NUMBERS = 10_000_000  # that a policy computes with
+_CONSTANTS = (
+    *(Number, str, bytes, slice, range, type, Enum, PurePath),
+    *(torch.device, torch.dtype, np.generic, np.dtype),
+    *(FunctionType, BuiltinFunctionType, logging.Logger),
+)
+_NUM_SAMPLES = 256  # observations that show whether an entry has an effect
+_ROW = "row_"
 PASS_MODULE = "Pass the module itself, or a bound method of it"
 
 
@@ -140,13 +153,13 @@ class DeployedPolicy(nn.Module):
         faults: Faults = {}
         kept, raw_spaces = _deployable(env, without, faults)
         self._signature = env.signature
-        self._observations = observations
+        self._observations = None if observations is None else list(observations)
         self._space = raw_spaces["observation"]
         self._action_space = raw_spaces["action"]
         copies: Copies = {}
-        self.transforms = Compose(copy.deepcopy(kept, copies))
+        self.transforms = Compose([_copied(part, copies) for part in kept])
         _drop_groups(self.transforms, observations or ())
-        _keep_one_row(self.transforms, env.device)
+        _keep_one_row(self.transforms, env.device, faults)
         described = _replace(self.transforms, without, faults)
         _find_streams(self.transforms, faults)
         if faults:
@@ -165,28 +178,38 @@ class DeployedPolicy(nn.Module):
         self.start = BatchedModule()
         is_first = EnvBuffer((1,), torch.bool, fill=True)
         for name, row in {**env.signature.policy_state, "is_first": is_first}.items():
-            self.start.register_env_buffer(name, row.allocate(None, 1, env.device))
+            # With a prefix, because a module has attributes of many names.
+            self.start.register_env_buffer(_ROW + name, row.allocate(None, 1, env.device))
         stateless = itertools.takewhile(_ignores_starts, self.transforms)
         self._num_stateless = len(list(stateless))
         has_stateful = self._num_stateless < len(self.transforms)
         self._is_stateful = has_stateful or bool(env.signature.policy_state)
         if observations is not None:
             self._space = self._needed_space()
-        self._check(env)
+        self._check(env, copies)
         self.metadata = self._describe(env, described)
+
+    def train(self, mode: bool = True) -> DeployedPolicy:
+        """It stays in eval mode, also as a part of another module."""
+        return super().train(False)
 
     @property
     def _device(self) -> torch.device:
-        return self.start.get_buffer("is_first").device
+        return self.start.get_buffer(_ROW + "is_first").device
 
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
         """The state with which every row starts an episode. Empty if nothing lasts."""
+        return self._initial_state(validation.integer(OWNER, "batch_size", batch_size, 1))
+
+    def _initial_state(self, number: int) -> dict[str, Tensor]:
+        """As `initial_state`. In an export, the number is a symbol."""
         if not self._is_stateful:
             return {}
         state = {name: self.transforms.get_buffer(name) for name in self._held}
-        state.update(self.start.named_buffers())
+        for name, row in self.start.named_buffers():
+            state[name.removeprefix(_ROW)] = row
         for name, row in state.items():
-            state[name] = row.expand(batch_size, *row.shape[1:]).clone()
+            state[name] = row.expand(number, *row.shape[1:]).clone()
         return state
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tree, ...]:
@@ -231,9 +254,13 @@ class DeployedPolicy(nn.Module):
         raw = _value(self._space, observation, number)
         remedy = "Observations have a batch: `torch.as_tensor(observation)[None]`"
         spaces.check(OWNER, "an observation", self._space, raw, number, self._device, remedy=remedy)
-        state = state or {}
+        if state is None:
+            state = {}
+        if not isinstance(state, Mapping):
+            must = "state must be a dict of tensors"
+            raise TypeError(refusal(OWNER, must, type(state).__name__))
         got = _shapes(state)
-        needed = _shapes(self.initial_state(number))
+        needed = _shapes(self._initial_state(number))
         if got != needed:
             remedy = "Start with `module.initial_state(batch_size)`"
             raise ValueError(refusal(OWNER, f"state must hold {needed}", got, remedy))
@@ -285,11 +312,13 @@ class DeployedPolicy(nn.Module):
         action: Any = policies.call("deploy", self.policy, td, action_space)
         parts = spaces.children(action_space) or {}
         if isinstance(action, TensorDictBase) and set(action.keys()) != set(parts):
-            td = action  # the root, and not an action of a Dict space
+            if action is not td:
+                td.update(action)
             action = td["action"]
         if not isinstance(action, Tensor | TensorDictBase):
             got = type(action).__name__
             raise TypeError(refusal("deploy", "policy must return tensors", got))
+        action = action.clone()  # which a transform may write to
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
         policies.check("deploy", self._signature, td, number)
@@ -333,9 +362,10 @@ class DeployedPolicy(nn.Module):
         needed = spaces.children(self._space)
         if needed is None:
             return self._space
-        raw = self._sample()
-        is_first = torch.tensor([[True], [False]], device=self._device)
-        observe = functools.partial(self._with_state, self.initial_state(2), self._observe)
+        raw = self._sample(_NUM_SAMPLES)
+        is_first = torch.arange(_NUM_SAMPLES, device=self._device).unsqueeze(1) % 2 == 0
+        state = self._initial_state(_NUM_SAMPLES)
+        observe = functools.partial(self._with_state, state, self._observe)
         expected, _ = observe(raw, is_first)
         for key in list(needed):
             others = raw.exclude(key)
@@ -348,31 +378,39 @@ class DeployedPolicy(nn.Module):
                 del needed[key]
         return gym_spaces.Dict(list(needed.items()))
 
-    def _sample(self) -> Any:
-        """Raw observations of two rows."""
-        return spaces.sample(self._space, Stream(2, seed=0, device=self._device))
+    def _sample(self, number: int, seed: int = 0) -> Any:
+        """Random raw observations."""
+        return spaces.sample(self._space, Stream(number, seed=seed, device=self._device))
 
     @torch.no_grad()
-    def _check(self, env: Env) -> None:
+    def _check(self, env: Env, copies: Copies) -> None:
         """Raises for faults of the policy and the transforms that an export would not report."""
-        raw = _plain(self._space, self._sample())
-        inputs = (raw, *self.example_inputs()[1:])
-        result = self._check_repeats(inputs, env.device)
-        self._check_modules(inputs)
+        raw = _plain(self._space, self._sample(2))
+        other = _plain(self._space, self._sample(2, seed=1))
+        state = self.example_inputs()[1:]
+        inputs = (raw, *state)
+        result = self._check_repeats(inputs, (other, *state), env.device)
+        self._check_tensors(inputs, copies)
         action = _value(self._action_space, result[0] if self._is_stateful else result, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, env.device)
 
-    def _check_repeats(self, inputs: tuple[Any, ...], device: torch.device) -> Any:
-        """Raises unless two calls return the same and change nothing. Returns the result."""
+    def _check_repeats(
+        self, inputs: tuple[Any, ...], others: tuple[Any, ...], device: torch.device
+    ) -> Any:
+        """Raises unless calls return the same, whatever came between. Returns the result."""
         before = copy.deepcopy(self.state_dict())
         remedy = "Take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, device):
             try:
                 first = self(*inputs)
+            except KeyError as error:
+                must = "policy must read observations and the states of PolicyState alone"
+                raise ValueError(refusal("deploy", must, f"{error}")) from error
             except RuntimeError as error:
                 must = "policy must act on 2 rows, as on any number"
                 declare = "If it carries state from step to step, declare it with PolicyState"
                 raise ValueError(refusal("deploy", must, f"{error!r}", declare)) from error
+            self(*others)
             second = self(*inputs)
         after = self.state_dict()
         written = [name for name in before if not _equal(before[name], after[name])]
@@ -383,15 +421,19 @@ class DeployedPolicy(nn.Module):
             raise ValueError(refusal("deploy", must, got, remedy))
         return first
 
-    def _check_modules(self, inputs: tuple[Any, ...]) -> None:
-        """Raises unless all tensors that the policy reads or writes belong to its copies."""
+    def _check_tensors(self, inputs: tuple[Any, ...], copies: Copies) -> None:
+        """Raises unless all tensors that the module reads or writes belong to it."""
         calls = policies.FirstCalls("deploy", self)  # refuses state outside of the module
         for _ in range(policies.NUM_FIRST_CALLS):
             calls(*inputs)
-        read = {tensor for tensor in calls.read.values() if isinstance(tensor, nn.Parameter)}
-        if not read <= set(self.parameters()):
-            must = "policy must name each module that it computes with"
-            raise TypeError(refusal("deploy", must, "a parameter that was not copied", PASS_MODULE))
+        own = [*copies.values(), *self.parameters(), *self.buffers()]
+        ids = set(map(id, own))
+        read = [value for value in calls.read.values() if isinstance(value, Tensor)]
+        foreign = [value for value in read if id(value) not in ids]
+        if foreign:
+            must = "policy and transforms must name each module and tensor that they compute with"
+            got = f"{validation.described(foreign[0])} that was not copied"
+            raise TypeError(refusal("deploy", must, got, PASS_MODULE))
 
     def _describe(self, env: Env, transforms: list[str]) -> dict[str, Any]:
         import torchwrap
@@ -429,7 +471,11 @@ class _Function:
         for name, value in policies.variables_of(function).items():
             self.variables[name] = _copied(value, copies)
         self.defaults = tuple([_copied(value, copies) for value in function.__defaults__ or ()])
-        self.keywords = copy.deepcopy(function.__kwdefaults__, copies)
+        self.keywords: dict[str, Any] = {}
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self.keywords[name] = _copied(value, copies)
+        for name, value in vars(function).items():  # `function.name`
+            vars(self).setdefault(name, _copied(value, copies))
 
     @functools.cached_property
     def _copy(self) -> FunctionType:
@@ -484,9 +530,13 @@ def _copied(value: Any, copies: Copies) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value consists of arrays and constants. An optimizer has parameters."""
+    """Whether a value consists of arrays and constants, and not of a replay buffer's size.
+
+    An optimizer has parameters.
+    """
     values = [value]
     known: set[int] = set()
+    number = 0
     for value in values:  # the list grows
         if id(value) in known:
             continue
@@ -494,11 +544,15 @@ def _is_data(value: Any) -> bool:
         match value:
             case nn.Parameter() | nn.Module():
                 return False
-            case Tensor() | np.ndarray() | Number() | str() | None:
+            case Tensor() | np.ndarray():
+                number += math.prod(value.shape)
+                if number > _MOST_NUMBERS:
+                    return False
+            case _ if value is None or isinstance(value, _CONSTANTS):
                 pass
             case dict():
                 values += value.values()
-            case tuple() | list():
+            case tuple() | list() | set() | frozenset() | collections.deque():
                 values += value
             case _ if getattr(value, "__dict__", {}):
                 values += vars(value).values()
@@ -519,6 +573,8 @@ def _equal(first: Any, second: Any, tolerance: float = 0) -> bool:
     leaves: list[Tensor] = []
     others: list[Tensor] = []
     if rows.flatten(first, leaves) != rows.flatten(second, others):
+        return False
+    if list(map(rows.layout, leaves)) != list(map(rows.layout, others)):
         return False
     close = functools.partial(torch.allclose, rtol=tolerance, atol=1e-5 * tolerance, equal_nan=True)
     return all(map(close, leaves, others))
@@ -652,31 +708,58 @@ def _overrides(transform: Transform, hooks: Sequence[str]) -> bool:
 
 def _deployed(part: Part, faults: Faults) -> Transform | None:
     try:
+        _check_own(part)
         return part.deployed()
     except ValueError as error:
         faults[type(part).__name__] = str(error)
         return None
 
 
+def _check_own(part: Part) -> None:
+    """Raises a ValueError if a class of the user changes hooks, but not their `deployed`."""
+    for kind in type(part).__mro__:
+        if "deployed" in vars(kind) or kind.__module__.startswith("torchwrap."):
+            return
+        hooks = sorted({"step", "reset", "action", "observation"} & vars(kind).keys())
+        inherited = part.deployed.__func__  # type: ignore[attr-defined]
+        if hooks and inherited not in (Transform.deployed, Wrapper.deployed):
+            owner = inherited.__qualname__.partition(".")[0]
+            raise ValueError(f"it has {hooks} of its own, but {owner}'s deployed(): define it, too")
+
+
 def _drop_groups(transforms: Compose, observations: Sequence[str]) -> None:
-    """Deletes the groups that the policy does not read, where it reads another one."""
-    for module in list(transforms.modules()):
-        if isinstance(module, ObservationGroups):
-            others = set(module.parts) - set(observations)
-            if len(others) < len(module.parts):
+    """Deletes the groups that the policy does not read, if it reads another one of them."""
+    for part in reversed(list(transforms.flat())):
+        if isinstance(part, ObservationGroups):
+            others = set(part.parts) - set(observations)
+            if len(others) < len(part.parts):
                 for name in others:
-                    del module.parts[name]
+                    del part.parts[name]
+            return
+        if not part._is_ours():  # it may join the groups below
+            return
 
 
-def _keep_one_row(transforms: Compose, device: torch.device) -> None:
+def _keep_one_row(transforms: Compose, device: torch.device, faults: Faults) -> None:
     """Sets eval mode, and replaces the state of running episodes by one initial row."""
     transforms.eval()
     for module in transforms.modules():
         if isinstance(module, BatchedModule):
             module._warn_untrained(OWNER)
-            for name in module._env_buffer_names:
-                setattr(module, name, torch.zeros_like(module.get_buffer(name)[:1]))
-            module.allocate(1, device)  # sets those that have another initial value
+    for transform in transforms.flat():
+        # `setup` may write to the rows. It would also replace what the transform has learned.
+        fresh = copy.deepcopy(transform)
+        fresh.attached = False
+        fresh.allocate(1, device)
+        try:
+            fresh.setup(transform._below.replace(num_envs=1, device=device))
+        except (TypeError, ValueError) as error:
+            faults.setdefault(type(transform).__name__, str(error))
+            continue
+        place_of = places_of(transform)
+        for path in fresh._paths("_env_buffer_names"):
+            store, name = place_of[path]
+            store[name] = fresh.get_buffer(path)
 
 
 def _replace(transforms: Compose, without: Names, faults: Faults) -> list[str]:
@@ -719,6 +802,9 @@ def _find_streams(transforms: Compose, faults: Faults) -> None:
 
 def _ignores_starts(transform: Transform) -> bool:
     """Whether the transform computes the same whether or not a row starts an episode."""
+    if isinstance(transform, ObservationGroups | ObservationKeys):
+        parts = itertools.chain.from_iterable(part.flat() for part in transform.parts.values())
+        return all(map(_ignores_starts, parts))
     hooks = (type(transform).step, type(transform).reset)
     stateless = [(kind.step, kind.reset) for kind in (Transform, ObservationTransform)]
     return hooks in stateless and not transform._paths("_env_buffer_names")

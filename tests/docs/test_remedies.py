@@ -7,7 +7,7 @@ import torch
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecTransposeImage
 
@@ -150,6 +150,26 @@ def test_policy_of_sb3_is_exported_without_validation(unvalidated):
     observation = torch.randn(64, 4)
     assert len(module(observation).unique()) == 2
     assert program.module()(observation).equal(module(observation))
+
+
+BOX_POLICIES = {"PPO": (PPO, T.ClipAction), "SAC": (SAC, lambda: T.RescaleAction(-1, 1))}
+
+
+@pytest.mark.parametrize("kind, make", BOX_POLICIES.values(), ids=BOX_POLICIES)
+def test_exported_actions_of_sb3_are_those_of_predict(unvalidated, kind, make):
+    env = tw.make("Pendulum-v1", 4)
+    model = kind("MlpPolicy", to_sb3(env), device="cpu")
+    with torch.no_grad():
+        for parameter in model.policy.actor.parameters() if kind is SAC else ():
+            parameter.mul_(2)
+        if kind is PPO:
+            model.policy.action_net.bias.fill_(3)
+    policy = lambda td: model.policy._predict(td["observation"], deterministic=True)  # noqa: E731
+    module = tw.deploy(tw.TransformedEnv(env, make()), policy)
+    observation = torch.randn(64, 3)
+    expected, _ = model.predict(observation.numpy(), deterministic=True)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(module(observation), expected, rtol=1e-6)
 
 
 def test_evaluation_of_images_needs_the_wrapper_that_sb3_puts_around_the_training_env():

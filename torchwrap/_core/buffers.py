@@ -150,10 +150,13 @@ class BatchedModule(nn.Module):
                 result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            is_ours = type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
-            layout = None if is_ours else rows.layout(result)
+            layout = None if self._is_ours() else rows.layout(result)
             self._checked = {**self._checked, hook: layout}
         return result
+
+    def _is_ours(self) -> bool:
+        """Whether no code of the user makes the results of its hooks."""
+        return type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
 
     def _clocks(self) -> list[Tensor]:
         """The tensors in which this module itself counts the steps of episodes."""

@@ -262,13 +262,13 @@ class RowMask:
             for key in buffer.keys():
                 self.assign_(buffer[key], value[key])
 
-    def fill_(self, buffer: Tensor | TensorDict, value: Tensor | float) -> None:
+    def fill_(self, buffer: Rows, value: Tensor | float) -> None:
         """Sets the rows of the buffer to one value, a number or a tensor `()`, in place."""
         if not isinstance(buffer, Tensor):
-            for part in buffer.values():
-                self.fill_(part, value)
+            for key in buffer.keys():
+                self.fill_(buffer[key], value)  # type: ignore[type-var]
         elif self.indices is None:
-            buffer.masked_fill_(self.like(buffer), value)
+            buffer.masked_fill_(self.like(buffer), value)  # type: ignore[arg-type]
         else:
             buffer.index_fill_(0, self.indices, value)
 

@@ -29,8 +29,9 @@ class _Groups(Transform):
             if not name or "." in name or hasattr(self.parts, name):
                 must = "names of groups must have no dot and be no attributes of nn.ModuleDict"
                 raise ValueError(refusal(type(self).__name__, must, repr(name)))
-            is_composed = isinstance(transforms, Compose)  # with names
-            self.parts[name] = transforms if is_composed else Compose(transforms)
+            if not isinstance(transforms, Compose):  # whose names stay
+                transforms = Compose(transforms)
+            self.parts[name] = transforms
 
     @property
     def groups(self) -> dict[str, list[Transform] | dict[str, Transform]]:
@@ -81,8 +82,10 @@ class _Groups(Transform):
             entries[name] = result["observation"]
             if "info" in result.keys():
                 td["info"] = result["info"]
-            others = result.exclude("observation", "info")
-            changed = [key for key, value in others.items() if value is not td.get(key, None)]
+            changed = []
+            for key, value in result.items():
+                if key not in ("observation", "info") and value is not td.get(key, None):
+                    changed.append(key)
             if changed:
                 must = f"{part!r} in {name!r} must change nothing but the observation"
                 remedy = "Put it beside the groups"
@@ -107,7 +110,11 @@ class _Groups(Transform):
 
 def _is_foreign(transform: Transform) -> bool:
     """True if a transform serves something else than observations."""
-    return transform.deployed() is None or type(transform).action is not Transform.action
+    try:
+        is_left_out = transform.deployed() is None
+    except ValueError:  # it cannot be deployed
+        is_left_out = False
+    return is_left_out or type(transform).action is not Transform.action
 
 
 class ObservationGroups(_Groups):

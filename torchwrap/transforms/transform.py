@@ -183,9 +183,10 @@ class Transform(_WithoutEnv):
     def deployed(self) -> Transform | None:
         """Returns the transform that replaces this one in `deploy`, or None to leave it out.
 
-        None is right for a transform that changes neither observations nor actions. `deploy` calls
-        it on a copy in eval mode, whose env buffers have one row. A ValueError says why the
-        transform cannot be deployed, such as "its delay depends on the env".
+        None is right for a transform that changes neither observations nor actions. `deploy` takes
+        the result of a copy in eval mode, whose env buffers have one row. The transform itself is
+        asked too, and must not change. A ValueError says why the transform cannot be deployed, such
+        as "its delay depends on the env".
         """
         return self
 
