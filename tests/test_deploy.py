@@ -934,10 +934,12 @@ def test_tensor_that_would_not_be_frozen_is_refused(make):
 
 def test_policy_whose_state_is_an_array_is_refused():
     class Difference(nn.Module):
-        last = np.zeros((1, 2), np.float32)
+        last = None
 
         def forward(self, td):
             current = td["observation"][:, :2].numpy()
+            if self.last is None:
+                self.last = current
             change = current - self.last
             self.last = current.copy()
             return torch.from_numpy(change)
