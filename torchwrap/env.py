@@ -117,8 +117,8 @@ class Env(BatchedModule):
     info_spaces: Mapping[str, Space[Any]] = {}
     """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
-    info_names: Collection[str] = ()
-    """The names of the infos, as far as they are known at construction."""
+    info_names: Collection[str] | None = None
+    """The names of the infos. None if they are not known at construction."""
 
     parameter_names: Sequence[str] = ()
     """The names of the `params` of functions, which go before attributes of other layers."""

@@ -301,7 +301,7 @@ class FirstCalls(OperatorMode):
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors and arrays in arguments or results of an operator."""
+    """The tensors and arrays in nested tuples, lists and dicts."""
     if isinstance(value, Tensor | np.ndarray):
         yield value
     elif isinstance(value, Mapping | TensorDictBase):

@@ -472,8 +472,9 @@ class Signature:
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
         policy_state: the state that a recurrent policy carries from step to step, by name.
-        repeated_info: the infos of the env by name, if a layer below repeats actions: whether it
-            sums them, or returns the last ones.
+        summed_info: where a layer repeats actions, the names of the infos that it sums. None if
+            every step is one of the env.
+        last_info: the names of its other infos. None if they are not known.
 
     >>> from gymnasium.spaces import Box, Discrete
     >>> signature = Signature(4, Box(-1, 1, (3,)), Discrete(2))
@@ -488,7 +489,8 @@ class Signature:
     max_episode_steps: int | None = None
     first_index: int = 0
     policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
-    repeated_info: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    summed_info: frozenset[str] | None = None
+    last_info: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         validation.integer("Env", "num_envs", self.num_envs, at_least=1)

@@ -81,8 +81,8 @@ def check_reset(owner: str, rows: NDArray[np.bool_]) -> None:
         must = "a reset must follow each episode that ends"
         got = f"a step of envs {np.flatnonzero(rows).tolist()}, which reset themselves"
         remedy = (
-            "Set terminated and truncated back to False in no transform, and call reset(mask=...) "
-            "after step_without_reset"
+            "Let no transform clear terminated or truncated, and call reset(mask=...) after "
+            "step_without_reset"
         )
         raise RuntimeError(refusal(owner, must, got, remedy))
 

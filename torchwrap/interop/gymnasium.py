@@ -127,7 +127,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.same_step = engine.same_step
         self.can_repeat = engine.can_repeat
         self.info_spaces = declared
-        self.info_names = list(declared)
+        self.info_names = tuple(declared)
         # The infos that came with the latest observations, from a step or a reset.
         self._infos: dict[str, Any] = {}
         for key, space in declared.items():

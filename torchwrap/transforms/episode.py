@@ -93,13 +93,8 @@ class RecordEpisodeStatistics(Transform):
         return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
-        for source in self._sources.values():
-            name, kind = source
-            is_summed = signature.repeated_info.get(name)
-            if is_summed is not None and kind != ("sum" if is_summed else "last"):
-                must = 'metrics of repeated actions must be "sum" for summed_info, else "last"'
-                remedy = f"Take its sum, and make the layer below with summed_info=[{name!r}]"
-                raise ValueError(refusal("RecordEpisodeStatistics", must, source, remedy))
+        if signature.summed_info is not None:
+            self._check_repeats(signature.summed_info, signature.last_info)
         names = ("return", "length", *self.metrics)
         self.keys = {name: f"{self.stats_key}_{name}" for name in names}
         # A ring of (return, length, *metrics) with room for all envs to finish together, and a row
@@ -112,6 +107,16 @@ class RecordEpisodeStatistics(Transform):
         count = torch.zeros(1, dtype=torch.int64, device=device)
         self.register_state_buffer("count", count)
         return signature
+
+    def _check_repeats(self, summed: frozenset[str], last: frozenset[str] | None) -> None:
+        """Raises for a metric that repeated actions change; those of transforms above are fine."""
+        for name, kind in self._sources.values():
+            is_above = name not in summed and last is not None and name not in last
+            if not is_above and kind != ("sum" if name in summed else "last"):
+                must = 'metrics above repeated actions must be "sum" for summed_info, else "last"'
+                got = f"{kind!r} of {name!r}"
+                remedy = f"Take its sum, and make the layer below with summed_info=[{name!r}]"
+                raise ValueError(refusal("RecordEpisodeStatistics", must, got, remedy))
 
     def step(self, td: TensorDict) -> TensorDict:
         length = self.running_length.add_(1)

@@ -40,13 +40,18 @@ class _Repeat(Wrapper):
         self.buffers_below = env._paths("_env_buffer_names")
         self.summed_info = validation.names(owner, "summed_info", summed_info)
         if repeats > 1:
-            infos = dict(env.signature.repeated_info)
-            for name in (*env.unwrapped.info_names, *self.summed_info):
-                infos[name] = name in self.summed_info and infos.get(name, True)
+            summed = frozenset(self.summed_info)
+            if env.signature.summed_info is not None:
+                summed &= env.signature.summed_info
+            last: frozenset[str] | None = None
+            if env.unwrapped.info_names is not None:
+                last = frozenset(env.unwrapped.info_names) - summed
             limit = env.signature.max_episode_steps
             if limit is not None:
                 limit = math.ceil(limit / repeats)
-            self.signature = env.signature.replace(repeated_info=infos, max_episode_steps=limit)
+            self.signature = env.signature.replace(
+                summed_info=summed, last_info=last, max_episode_steps=limit
+            )
 
     def _repeat(
         self,
