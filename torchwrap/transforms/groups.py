@@ -83,8 +83,8 @@ class _Groups(Transform):
             if "info" in result.keys():
                 td["info"] = result["info"]
             changed = []
-            for key, value in result.items():
-                if key not in ("observation", "info") and value is not td.get(key, None):
+            for key, value in result.exclude("observation").items():
+                if isinstance(value, Tensor) and value is not td.get(key, None):
                     changed.append(key)
             if changed:
                 must = f"{part!r} in {name!r} must change nothing but the observation"
