@@ -684,8 +684,16 @@ def test_transformed_entries_of_a_dict_that_the_policy_does_not_read_are_left_ou
     env = stack(make, T.ObservationKeys(keys))
     module = tw.deploy(env, lambda td: td["observation", "own"][:, :2], observations=["own"])
     assert list(module.example_inputs()[0]) == ["own"]
-    action, _ = module({"own": torch.full((2, 3), 1.5)}, module.initial_state(2))
-    assert (action == 1).all()
+    assert (module({"own": torch.full((2, 3), 1.5)}) == 1).all()
+
+
+def test_history_of_an_entry_that_the_policy_does_not_read_is_left_out():
+    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
+    clip = T.ObservationKeys({"own": [T.ClipObservation(-1, 1)]})
+    env = stack(make, T.ObservationKeys({"privileged": [frames(4)]}), clip)
+    module = tw.deploy(env, lambda td: td["observation", "own"][:, :2], observations=["own"])
+    assert list(module.example_inputs()[0]) == ["own"]
+    assert module.initial_state(1) == {}
 
 
 def test_transformed_entry_that_another_one_depends_on_is_kept():

@@ -158,7 +158,8 @@ class DeployedPolicy(nn.Module):
         self._action_space = raw_spaces["action"]
         copies: Copies = {}
         self.transforms = Compose([_copied(part, copies) for part in kept])
-        _drop_groups(self.transforms, observations or ())
+        if observations is not None:
+            _drop_groups(self.transforms, observations)
         _keep_one_row(self.transforms, env.device, faults)
         described = _replace(self.transforms, without, faults)
         _find_streams(self.transforms, faults)
@@ -730,13 +731,13 @@ def _check_own(part: Part) -> None:
 def _drop_groups(transforms: Compose, observations: Sequence[str]) -> None:
     """Deletes the groups that the policy does not read, if it reads another one of them."""
     for part in reversed(list(transforms.flat())):
-        if isinstance(part, ObservationGroups):
+        if isinstance(part, ObservationGroups | ObservationKeys):
             others = set(part.parts) - set(observations)
-            if len(others) < len(part.parts):
-                for name in others:
-                    del part.parts[name]
-            return
-        if not part._is_ours():  # it may join the groups below
+            if isinstance(part, ObservationGroups) and len(others) == len(part.parts):
+                return  # another layer has the observations
+            for name in others:
+                del part.parts[name]
+        if isinstance(part, ObservationGroups) or not part._is_ours():  # it may join those below
             return
 
 
