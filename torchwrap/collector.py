@@ -110,6 +110,8 @@ class Collector:
         if td is None:
             td = env.reset()
         self._check_root(td, env._check_ready("a collection"))
+        if self.policy is None:  # random actions move the env's stream
+            env._status.unfinished = "collection"
         root: Root = {key: td[key] for key in policies.keys(env.signature)}
         collect = self._compiled or self._collect
         storage, root = collect(root)

@@ -63,7 +63,7 @@ WRONG = {
     "groups": {TypeError: [None, [CLIP], {1: []}, {}]},
     "transforms": {TypeError: [None, 3, CLIP, "ab", [CLIP, [CLIP]], [T.ClipAction]]},
     "state shapes": {TypeError: [None, {}, (64,), "hidden"]},
-    "torch dtype": {TypeError: ["float32", None, 3]},
+    "torch dtype": {TypeError: ["float33", "nn", None, 3]},
     "fill": {TypeError: ["0", None, [0.0]], ValueError: [1e300]},
     "metrics": {ValueError: [{"speed": "median"}, {"return": "sum"}, {"speed": ("a", "b", "c")}]},
 }

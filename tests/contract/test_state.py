@@ -33,20 +33,24 @@ def state_of(module):
 # The names of buffers.
 
 
+def copies_of(parts, number):
+    """Copies for one of several places. The keys of recorders have to differ."""
+    parts = copy.deepcopy(parts)
+    for part in parts:
+        if isinstance(part, T.RecordEpisodeStatistics):
+            part.stats_key = f"episode_{number}"
+    return parts
+
+
 def nested(*between):
     """A stack of layers that learn, with other transforms between them."""
     env = tw.TransformedEnv(
         tw.make("Pendulum-v1", 3),
         T.NormalizeReward(),
     )
-    for part in between:
-        env = tw.TransformedEnv(env, copy.deepcopy(part))
-    inner = T.Compose(
-        [
-            *copy.deepcopy(between),
-            T.NormalizeReward(),
-        ]
-    )
+    for part in copies_of(between, 1):
+        env = tw.TransformedEnv(env, part)
+    inner = T.Compose([*copies_of(between, 2), T.NormalizeReward()])
     groups = T.ObservationGroups(
         {
             "a": [T.NormalizeObservation()],
