@@ -407,7 +407,7 @@ class Steers(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("at", "is_compiled"), [(4, True), pytest.param(6, True, marks=full), (4, False)]
+    ("at", "is_compiled"), [(4, True), pytest.param(6, True, marks=full), (5, False)]
 )
 def test_action_out_of_bounds_is_refused_until_a_reset(at, is_compiled):
     collect = tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3)

@@ -158,18 +158,16 @@ BOX_POLICIES = {"PPO": (PPO, T.ClipAction), "SAC": (SAC, lambda: T.RescaleAction
 @pytest.mark.parametrize("kind, make", BOX_POLICIES.values(), ids=BOX_POLICIES)
 def test_exported_actions_of_sb3_are_those_of_predict(unvalidated, kind, make):
     env = tw.make("Pendulum-v1", 4)
-    model = kind("MlpPolicy", to_sb3(env), device="cpu")
+    model = kind("MlpPolicy", to_sb3(env), seed=0, device="cpu")
+    head = model.policy.action_net if kind is PPO else model.policy.actor.mu
     with torch.no_grad():
-        for parameter in model.policy.actor.parameters() if kind is SAC else ():
-            parameter.mul_(2)
-        if kind is PPO:
-            model.policy.action_net.bias.fill_(3)
+        head.bias.fill_(3.0)
     policy = lambda td: model.policy._predict(td["observation"], deterministic=True)  # noqa: E731
     module = tw.deploy(tw.TransformedEnv(env, make()), policy)
     observation = torch.randn(64, 3)
     expected, _ = model.predict(observation.numpy(), deterministic=True)
-    assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(module(observation), expected, rtol=1e-6)
+    assert np.abs(expected).min() > 1.5
+    np.testing.assert_allclose(module(observation), expected, rtol=1e-5)
 
 
 def test_evaluation_of_images_needs_the_wrapper_that_sb3_puts_around_the_training_env():
