@@ -225,6 +225,15 @@ def test_evaluate_returns_metrics():
     assert found["episode_push_min"].tolist() == [0.5, 0.5, -0.5, -0.5]
 
 
+def test_metric_of_an_env_that_does_not_name_its_infos_has_to_be_summed_below():
+    repeated = tw.wrappers.RepeatAction(ScriptedEnv(1), 2)
+    with pytest.raises(ValueError, match=r"metrics .*summed_info"):
+        tw.TransformedEnv(
+            repeated,
+            T.RecordEpisodeStatistics(metrics={"action": "max"}),
+        )
+
+
 class Telling(ScriptedEnv):
     info_names = ("action",)
 
