@@ -58,6 +58,9 @@ class _Status:
     alive: RowMask | None = None
     """In a repeated action: the rows whose episode is not over. Results of others are dropped."""
 
+    def __init__(self) -> None:
+        self.alive = None  # not in the class alone: `torch.compile` guards what an object has
+
 
 class Env(BatchedModule):
     """`num_envs` environments that step together on tensors and reset themselves.
