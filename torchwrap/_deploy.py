@@ -56,7 +56,7 @@ Faults = dict[str, str]
 """Why a transform or wrapper cannot be deployed, by the name of its class."""
 
 OWNER = "This deployed policy"
-_MOST_NUMBERS = 10_000_000  # that a policy computes with
+_MOST_NUMBERS = 10_000_000  # of data to copy: a replay buffer has more, and no policy reads it
 _CONSTANTS = (
     *(Number, str, bytes, slice, range, type, Enum, PurePath),
     *(torch.device, torch.dtype, np.generic, np.dtype),
@@ -434,7 +434,8 @@ class DeployedPolicy(nn.Module):
         if foreign:
             must = "policy and transforms must name each module and tensor that they compute with"
             got = f"{validation.described(foreign[0])} that was not copied"
-            raise TypeError(refusal("deploy", must, got, PASS_MODULE))
+            remedy = f"Make tensors buffers of a module. {PASS_MODULE}"
+            raise TypeError(refusal("deploy", must, got, remedy))
 
     def _describe(self, env: Env, transforms: list[str]) -> dict[str, Any]:
         import torchwrap
@@ -755,7 +756,7 @@ def _keep_one_row(transforms: Compose, device: torch.device, faults: Faults) -> 
         try:
             fresh.setup(transform._below.replace(num_envs=1, device=device))
         except (TypeError, ValueError) as error:
-            faults.setdefault(type(transform).__name__, str(error))
+            faults.setdefault(type(transform).__name__, f"it cannot serve a single env: {error}")
             continue
         place_of = places_of(transform)
         for path in fresh._paths("_env_buffer_names"):

@@ -55,11 +55,11 @@ class _Status:
     """The last root. None before the first reset."""
     unfinished: str | None = None
     """The call that has begun to change the env and has not returned."""
-    alive: RowMask | None = None
+    alive: RowMask | None
     """In a repeated action: the rows whose episode is not over. Results of others are dropped."""
 
     def __init__(self) -> None:
-        self.alive = None  # not in the class alone: `torch.compile` guards what an object has
+        self.alive = None  # in the object, because `torch.compile` guards which attributes it has
 
 
 class Env(BatchedModule):

@@ -432,6 +432,9 @@ class FunctionalEnv(Env):
         _check_fields(f"{owner}.initial", initial, num_envs, device)
         self.fields = list(initial)
         for field, value in initial.items():
+            if not field or "." in field:
+                must = "names of fields must be non-empty, without a dot"
+                raise ValueError(refusal(f"{owner}.initial", must, repr(field)))
             self.register_env_buffer(f"state_{field}", value.clone())
         state = self.state
         action = spaces.zeros(self.single_action_space, num_envs, device)
@@ -587,8 +590,6 @@ def _check_fields(
         got = list(fields) if isinstance(fields, dict) else validation.described(fields)
         raise TypeError(refusal(owner, must, got))
     for name, value in fields.items():
-        if not name or "." in name:
-            raise ValueError(refusal(owner, "names must not be empty, or hold a dot", repr(name)))
         if not isinstance(value, Tensor):
             raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))
         shape = (num_envs, *value.shape[1:])

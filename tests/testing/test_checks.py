@@ -296,6 +296,12 @@ class DependsOnNumEnvs(ScriptedEnv):
         return td.set("reward", torch.full_like(td["reward"], self.num_envs))
 
 
+class NeedsFiveEnvs(ScriptedEnv):
+    def _step(self, action):
+        td = super()._step(action)
+        return td.set("reward", td["reward"] + torch.zeros(5, 1))
+
+
 class RewardsWithoutColumn(ScriptedEnv):
     def _step(self, action):
         td = super()._step(action)
@@ -344,6 +350,7 @@ BROKEN_ENVS = {
     "no reward": (StepsWithoutReward, r"StepsWithoutReward\._step.*reward"),
     "num_envs": (DependsOnNumEnvs, "^DependsOnNumEnvs: it mixes rows.*env 0 of 5"),
     "functions": (partial(tw.FunctionalEnv, Mixing()), "^Mixing: it mixes rows"),
+    "PyTorch's error": (NeedsFiveEnvs, r"^NeedsFiveEnvs: .*batch dimension"),
     "no column": (RewardsWithoutColumn, r"RewardsWithoutColumn\._step.*reward"),
     "observation": (WrongObservation, r"WrongObservation\._reset.*observation"),
     "host read": (ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*_step.*item"),

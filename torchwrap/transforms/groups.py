@@ -79,11 +79,11 @@ class _Groups(Transform):
             # A copy, because each stack may write to its input.
             below = td.copy().set("observation", entries[name].clone())
             result = getattr(part, hook)(below, *mask)
-            entries[name] = result["observation"]
+            entries[name] = result.pop("observation")
             if "info" in result.keys():
                 td["info"] = result["info"]
             changed = []
-            for key, value in result.exclude("observation").items():
+            for key, value in result.items():
                 if isinstance(value, Tensor) and value is not td.get(key, None):
                     changed.append(key)
             if changed:

@@ -248,12 +248,6 @@ class _Delay(_History):
             self.stream, signature = signature.stream()
         return signature
 
-    def deployed(self) -> Transform:
-        # The deployed copy has one env.
-        if isinstance(self.delay, Tensor) and len(self.delay) != len(self.delays):
-            raise ValueError("its delay depends on the env")
-        return self
-
     def reset(
         self,
         td: TensorDict,

@@ -186,7 +186,7 @@ class Transform(_WithoutEnv):
         None is right for a transform that changes neither observations nor actions. `deploy` takes
         the result of a copy in eval mode, whose env buffers have one row. The transform itself is
         asked too, and must not change. A ValueError says why the transform cannot be deployed, such
-        as "its delay depends on the env".
+        as "it drives the env".
         """
         return self
 

@@ -125,7 +125,7 @@ class RecordVideo(RenderWrapper):
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
         from_observation: whether to record observations that are images, or the latest one of a
-            stack, instead of `render()`. ALE's vector env needs it.
+            stack with frames first, instead of `render()`. ALE's vector env needs it.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
