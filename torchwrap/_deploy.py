@@ -756,7 +756,8 @@ def _keep_one_row(transforms: Compose, device: torch.device, faults: Faults) -> 
         try:
             fresh.setup(transform._below.replace(num_envs=1, device=device))
         except (TypeError, ValueError) as error:
-            faults.setdefault(type(transform).__name__, f"it cannot serve a single env: {error}")
+            reason = str(error).removesuffix(".")
+            faults.setdefault(type(transform).__name__, f"it cannot serve a single env: {reason}")
             continue
         place_of = places_of(transform)
         for path in fresh._paths("_env_buffer_names"):
