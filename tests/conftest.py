@@ -99,30 +99,39 @@ def graphs():
 
     def counting(graph, example):
         compiled.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+        return graph.forward
 
     torch._dynamo.register_backend(counting, name="counting")
     yield compiled
     torch._dynamo.backends.registry._COMPILER_FNS.pop("counting")
 
 
-@pytest.fixture(scope="session")
-def through_inductor():
+def compiled_once(**arguments):
     """Compiles an env of `catalogue` once, because that takes long. Its buffers are always new."""
     import catalogue
 
-    compiled = {}
+    @functools.cache
+    def once(name, *case):
+        return tw.compile(getattr(catalogue, name)(*case), **arguments)
 
-    def as_new(name, *arguments):
-        make = functools.partial(getattr(catalogue, name), *arguments)
-        env = compiled.get((name, *arguments)) or compiled.setdefault(
-            (name, *arguments), tw.compile(make())
-        )
+    def as_new(name, *case):
+        env = once(name, *case)
+        make = functools.partial(getattr(catalogue, name), *case)
         for key, buffer in make().named_buffers():
             env.get_buffer(key).copy_(buffer)
         return env.train()
 
     return as_new
+
+
+@pytest.fixture(scope="session")
+def through_inductor():
+    return compiled_once()
+
+
+@pytest.fixture(scope="session")
+def traced():
+    return compiled_once(backend="aot_eager")
 
 
 @pytest.fixture

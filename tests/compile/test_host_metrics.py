@@ -9,7 +9,6 @@ from helpers import RewardTerms
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.tensors import from_functions
 
 SEED = 5
 STEPS = 7
@@ -49,20 +48,16 @@ def play(env, key):
     return transition["next", key].flatten().numpy()
 
 
-def test_sum_of_an_info_equals_the_sum_by_hand():
-    metrics = {"energy": "sum"}
-    env = tw.TransformedEnv(over_gymnasium(), T.RecordEpisodeStatistics(metrics=metrics))
-    energies, _ = by_hand()
-    np.testing.assert_allclose(play(env, "episode_energy"), energies.sum(0), rtol=1e-6)
-
-
-def test_info_of_a_declared_space_and_another_one_equal_those_by_hand():
+def test_info_of_a_declared_space_and_another_one_equal_those_by_hand(caplog):
     keys = {"pair": Box(-2, 2, (2,)), "energy": Box(0, 4, (1,))}
-    env = tw.TransformedEnv(
-        over_gymnasium(keys), T.RecordEpisodeStatistics(metrics={"top": ("energy", "max")})
-    )
+    metrics = T.RecordEpisodeStatistics(metrics={"energy": "sum"})
+    env = tw.TransformedEnv(over_gymnasium(keys), metrics)
     energies, _ = by_hand()
-    np.testing.assert_allclose(play(env, "episode_top"), energies.max(0), rtol=1e-6)
+    with caplog.at_level("INFO", logger="torchwrap"):
+        sums = play(env, "episode_energy")
+    np.testing.assert_allclose(sums, energies.sum(0), rtol=1e-6)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([text for text in messages if text.startswith("compiling the step")]) == 1
 
 
 def test_info_that_an_inner_layer_adds_equals_the_one_by_hand():
@@ -73,38 +68,7 @@ def test_info_that_an_inner_layer_adds_equals_the_one_by_hand():
     np.testing.assert_allclose(doubled, 2 * rewards[-1], rtol=1e-5)
 
 
-def test_sum_of_an_info_of_functions_equals_the_sum_by_hand():
-    zeros = torch.zeros(2, 1)
-
-    def step(action):
-        return zeros, zeros, zeros > 0, zeros > 0, {"energy": action**2}
-
-    env = from_functions(
-        lambda mask: zeros,
-        step,
-        2,
-        Box(-9, 9, (1,)),
-        Box(-2, 2, (1,)),
-        info_keys=["energy"],
-        seed=lambda seed: None,
-    )
-    env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(metrics={"energy": "sum"}))
-    expected = (ACTIONS.astype(np.float64) ** 2).sum((0, 2))
-    np.testing.assert_allclose(play(env, "episode_energy"), expected, rtol=1e-6)
-
-
-def test_compiled_layer_traces_once_for_steps_with_infos(caplog):
-    env = tw.TransformedEnv(over_gymnasium(), T.RecordEpisodeStatistics(metrics={"energy": "sum"}))
-    with caplog.at_level("INFO", logger="torchwrap"):
-        play(env, "episode_energy")
-    messages = [record.getMessage() for record in caplog.records]
-    assert len([text for text in messages if text.startswith("compiling the step")]) == 1
-
-
 def test_missing_info_is_still_refused_when_compiling():
-    env = tw.TransformedEnv(
-        over_gymnasium(()), T.RecordEpisodeStatistics(metrics={"energy": "sum"})
-    )
-    with pytest.raises(ValueError, match="energy"):
-        tw.compile(env, backend="aot_eager")
-    env.close()
+    metrics = T.RecordEpisodeStatistics(metrics={"energy": "sum"})
+    with over_gymnasium(()) as env, pytest.raises(ValueError, match="energy"):
+        tw.compile(tw.TransformedEnv(env, metrics), backend="aot_eager")

@@ -12,7 +12,7 @@ from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
-long = pytest.mark.long
+Transformed = tw.TransformedEnv
 
 
 # Overridden methods.
@@ -34,13 +34,13 @@ def overriding(kind, method):
     return Override
 
 
-LEVELS = {"innermost": tw.TransformedEnv, "middle": tw.Wrapper, "outermost": tw.TransformedEnv}
+LEVELS = {"innermost": Transformed, "middle": tw.Wrapper, "outermost": Transformed}
 
 
 def make_env(kind, depth, method, backend):
     """Three layers on an env. One of them overrides a method."""
     if backend == "torch":
-        env = ScriptedEnv(32, (3,), (5, 3, 11, 4, 9))
+        env = ScriptedEnv(8, (3,), (5, 3, 11, 4, 9))
     else:
         env = tw.make("CartPole-v1", 8, backend=backend)
     for level, plain in LEVELS.items():
@@ -67,7 +67,7 @@ def collected(collect):
 
 
 def compiled(target):
-    return tw.compile(target, backend="aot_eager")
+    return tw.compile(target, backend="eager")
 
 
 WAYS = {  # how an env is run, and its backend; each returns transitions (num_envs, 24)
@@ -78,18 +78,16 @@ WAYS = {  # how an env is run, and its backend; each returns transitions (num_en
     "compiled, host-stepped": (lambda env: stepped(compiled(env)), "gymnasium"),
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
-OVERRIDES = [*itertools.product((tw.TransformedEnv, tw.Wrapper), LEVELS, ("_step", "_reset"))]
-FEW = (0, 3, 4, 7, 8, 11)  # each class, depth and method
-
-
-def marks_of(way, number):
-    if "eager" in way or number == 3:  # a reset in the middle, between two layers
-        return ()
-    return full if number in FEW else (full, long)
-
-
+OVERRIDES = [  # each class, depth and method
+    (Transformed, "middle", "_reset"),
+    (Transformed, "innermost", "_step"),
+    (Transformed, "outermost", "_step"),
+    (tw.Wrapper, "innermost", "_reset"),
+    (tw.Wrapper, "middle", "_step"),
+    (tw.Wrapper, "outermost", "_reset"),
+]
 CASES = [
-    pytest.param(way, *override, marks=marks_of(way, number))
+    pytest.param(way, *override, marks=full if number and "eager" not in way else ())
     for way, (number, override) in itertools.product(WAYS, enumerate(OVERRIDES))
 ]
 

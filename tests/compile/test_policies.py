@@ -32,12 +32,7 @@ def optimize(network):
         optimizer.step()
 
 
-def load(network):
-    network.load_state_dict(ActorCritic().state_dict())
-
-
-@pytest.mark.parametrize("change", [load, optimize])
-def test_parameters_that_change_are_followed(change):
+def test_parameters_that_an_optimizer_changes_are_followed():
     torch.manual_seed(0)
     network = ActorCritic()
     collect, eager = (tw.Collector(stacked_cartpole(), network, 6) for _ in range(2))
@@ -49,7 +44,7 @@ def test_parameters_that_change_are_followed(change):
         assert_same(data, expected, AOT)
         assert not any(leaf.requires_grad for leaf in leaves(data))
         seen.append(data)
-        change(network)
+        optimize(network)
     for key in ("logits", "value"):
         moved = (seen[1][key] - seen[0][key]).abs() > 1e-3
         assert moved.float().mean() > 0.9

@@ -31,7 +31,7 @@ class Network(nn.Module):
         return torch.tanh(self.head(value) + 0.5 * self.tail(value)).float()
 
 
-def collectors(policy, num_steps=3):
+def collectors(policy, num_steps=2):
     """A compiled and an eager collector."""
     pair = [tw.Collector(ScriptedEnv(NUM_ENVS), policy, num_steps) for _ in range(2)]
     tw.compile(pair[0], backend="eager")
@@ -73,11 +73,6 @@ def untie(network):
     network.tail.weight = nn.Parameter(network.head.weight * -1)
 
 
-def transpose(network):
-    weight = network.body[0].weight
-    weight.data = (weight.data * 2).t().contiguous().t()
-
-
 def leave_gaps(network):
     weight = network.body[0].weight
     weight.data = torch.stack([weight.data * 2, weight.data * 0 + 9], -1)[..., 0]
@@ -85,10 +80,6 @@ def leave_gaps(network):
 
 def expand(network):
     network.body[1].running_mean = torch.full((1,), 0.7).expand(8)
-
-
-def append_layer(network):
-    network.body.append(nn.Linear(8, 8))
 
 
 def parametrize(network):
@@ -99,16 +90,11 @@ def parametrize(network):
 CHANGES = {
     "a hook": hook,
     "a layer": replace_layer,
-    "a layer without weights": lambda network: setattr(network.body, "3", nn.Identity()),
     "another dtype": convert,
-    "bfloat16": nn.Module.bfloat16,
     "untied weights": untie,
-    "another layout": transpose,
     "memory with gaps": leave_gaps,
     "an expanded buffer": expand,
     "a step of batch norm": lambda network: network.body[1].running_mean.add_(1),
-    "a further layer": append_layer,
-    "an attribute": lambda network: setattr(network, "head", Network(1).head),
     "a parametrization": parametrize,
     "an assigned state_dict": lambda network: network.load_state_dict(
         Network(1).state_dict(), assign=True
@@ -116,14 +102,13 @@ CHANGES = {
 }
 
 
-UNUSUAL = [*CHANGES][5:9]
+UNUSUAL = ["untied weights", "memory with gaps", "an expanded buffer"]
 
 
 @pytest.mark.parametrize("name", mostly_full(CHANGES, "a hook", long=UNUSUAL))
 def test_change_of_a_network_is_followed(name):
     network = Network()
-    tolerance = 1e-2 if name == "bfloat16" else AOT
-    assert_followed(collectors(network), functools.partial(CHANGES[name], network), tolerance)
+    assert_followed(collectors(network), functools.partial(CHANGES[name], network))
 
 
 @pytest.mark.long
@@ -162,7 +147,7 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda", "a list"))
+@pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda"))
 def test_module_in_plain_sight_is_found(name):
     agent = Agent()
     pair = collectors(HOLDERS[name](agent))
@@ -208,7 +193,7 @@ def test_train_and_eval_are_followed():
         count = int(norm.num_batches_tracked)
         first, second = actions()
         assert (first != second).any(-1).float().mean() > 0.9  # dropout
-        assert norm.num_batches_tracked == count + 6
+        assert norm.num_batches_tracked == count + 4
         agent.network.eval()
         first, second = actions()
         assert torch.equal(first, second)
@@ -236,15 +221,14 @@ def with_other_keys(network):
     return policy
 
 
-@pytest.mark.parametrize("policy", [with_other_keys(Network(1)), None], ids=["keys", "none"])
-def test_policy_of_a_collector_can_be_replaced(policy):
-    pair = collectors(Network(0))
+def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
+    pair = collectors(None)
     collect_both(pair)
     for collect in pair:
-        collect.policy = policy
+        collect.policy = with_other_keys(Network(1))
     data, expected = collect_both(pair)
     assert_same(data, expected, AOT)
-    assert ("value" in data.keys()) == (policy is not None)
+    assert "value" in data.keys()
 
 
 class Actor:
@@ -275,16 +259,10 @@ REPLACED_POLICIES = {
         functools.partial(product, actor.network, 1),
         functools.partial(product, actor.network, 3),
     ),
-    "a module and a method of it": lambda actor: (actor.network, scaled(actor.network, 3)),
-    "functions without modules": lambda actor: (
-        lambda td: td["observation"][:, :6] / 10_000,
-        lambda td: td["observation"][:, :6] / 20_000,
-    ),
-    "none and a function": lambda actor: (None, lambda td: td["observation"][:, :6] / 10_000),
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(REPLACED_POLICIES, "methods", "partials"))
+@pytest.mark.parametrize("name", mostly_full(REPLACED_POLICIES, "methods"))
 def test_another_policy_with_the_same_modules_is_followed(name):
     first, second = REPLACED_POLICIES[name](Actor())
     pair = collectors(first)
@@ -358,6 +336,7 @@ def num_graphs():
     return sum(torch.fx.GraphModule in type(each).__mro__ for each in gc.get_objects())
 
 
+@full
 def test_graphs_of_a_replaced_policy_are_freed():
     collect, _ = collectors(Network(0))
     numbers = [num_graphs()]
@@ -370,13 +349,9 @@ def test_graphs_of_a_replaced_policy_are_freed():
 
 
 @full
-@pytest.mark.parametrize("where", ["in the policy", "around the call"])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(None, AOT), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)]
-)
-def test_autocast_matches_eager(where, dtype, tolerance):
+@pytest.mark.parametrize("is_inside", [True, False], ids=["in the policy", "around the call"])
+def test_autocast_matches_eager(is_inside):
     network = Network()
-    is_inside = where == "in the policy"
 
     def policy(td):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_inside):
@@ -385,9 +360,9 @@ def test_autocast_matches_eager(where, dtype, tolerance):
 
     pair = collectors(policy)
     collect_both(pair)
-    with torch.autocast("cpu", dtype, enabled=dtype is not None and not is_inside):
+    with torch.autocast("cpu", torch.bfloat16, enabled=not is_inside):
         data, expected = collect_both(pair)
-    assert_same(data, expected, 1e-2 if is_inside else tolerance)
+    assert_same(data, expected, 1e-2)
 
 
 # Actions out of bounds.

@@ -6,11 +6,12 @@ import sys
 import pytest
 import torch
 from catalogue import stack
-from helpers import AOT, AT_RELEASES, assert_same, mostly_full
+from helpers import AOT, AT_RELEASES, assert_same
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap._compile.scan import scan
+from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
 XS = torch.arange(1.0, 5.0)
@@ -92,7 +93,6 @@ def writes_x(carry, x):
 
 SHARED = {
     "carry as output": (lambda carry, x: (carry + x, carry), [0, 1, 3, 6]),
-    "x as output": (lambda carry, x: (carry + x, x), [1, 2, 3, 4]),
     "unchanged carry": (lambda carry, x: (carry, x), [1, 2, 3, 4]),
     "carry and output are one": (lambda carry, x: (carry + x,) * 2, [1, 3, 6, 10]),
     "write to carry": (writes_carry, [1, 3, 6, 10]),
@@ -169,15 +169,16 @@ def test_with_the_operator_the_graph_does_not_grow(graphs):
 # With envs.
 
 
+SAMPLING = ("action_stream.draw",)
+
+
+@full
 @each
-@pytest.mark.parametrize(
-    "name", mostly_full(["Compose of two", "FrameStackObservation of images"], "Compose of two")
-)
-def test_rollout_is_the_loop_over_steps(run, name):
-    pure = tw.pure(stack(name))
-    env = stack(name)
+def test_rollout_is_the_loop_over_steps(run):
+    env = stack("Compose of two")
     env.reset(seed=0)
     actions = torch.stack([env.sample_action() for _ in range(7)])
+    pure = tw.pure(stack("Compose of two"))
 
     def step(state, action):
         state, transition, _ = pure.step(state, action)
@@ -192,18 +193,15 @@ def test_rollout_is_the_loop_over_steps(run, name):
     assert_same(state["buffers"].exclude(*SAMPLING), env.snapshot()["buffers"].exclude(*SAMPLING))
 
 
-SAMPLING = ("action_stream.draw",)
-
-
 def test_rollouts_of_seeds_are_single_rollouts():
-    pure = tw.pure(stack("Compose of two"))
+    pure = tw.pure(ScriptedEnv(5))
     actions = torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0))
 
-    def rollout(seed):
-        def step(state, action):
-            state, transition, _ = pure.step(state, action)
-            return state, transition["next", "reward"]
+    def step(state, action):
+        state, transition, _ = pure.step(state, action)
+        return state, transition["next", "reward"]
 
+    def rollout(seed):
         return scan(step, pure.init(seed)[0], actions)[1]
 
     run = torch.compile(torch.vmap(rollout), fullgraph=True, backend="aot_eager")
@@ -222,21 +220,16 @@ REFUSED = {
     "function": ((3, ZERO, XS), "function must be callable"),
     "one result": ((lambda carry, x: carry, ZERO, XS), "function must return a tuple"),
     "list as carry": ((pair, [ZERO], XS), "carry must be a tensor.*list"),
-    "number as carry": ((pair, 0, XS), "carry must be a tensor.*int"),
     "no carry": ((pair, (), XS), "carry must hold a tensor"),
     "array as xs": ((pair, ZERO, XS.numpy()), "xs must be a tensor.*ndarray"),
-    "no xs": ((pair, ZERO, None), "xs must be a tensor.*NoneType.*arange"),
     "empty xs": ((pair, ZERO, ()), "xs must hold.*no tensor"),
     "no steps": ((pair, ZERO, XS[:0]), "xs of length 0"),
-    "scalar xs": ((pair, ZERO, ZERO), "xs of length None"),
     "other length": ((pair, ZERO, {"a": XS, "b": (XS[:2],)}), r"xs\['b'\]\[0\] of length 2"),
     "shape": ((lambda carry, x: (carry.expand(2), x), ZERO, XS), r"carry must be \(\).*\(2,\)"),
     "dtype": ((pair, ZERO.long(), XS), "carry must be.*int64.*float32"),
     "key": ((lambda c, x: ({"b": x}, x), {"a": ZERO}, XS), r"carry\['a'\] must be.*absent"),
     "structure": ((lambda c, x: ((x,), x), {"a": ZERO}, XS), "carry must be dict, got tuple"),
-    "number of parts": ((lambda c, x: ((x, x), x), (ZERO,), XS), r"carry\[1\] must be absent"),
     "no output": ((lambda carry, x: (carry, None), ZERO, XS), r"output must.*Return \(\)"),
-    "empty output": ((lambda c, x: (c, TensorDict({})), ZERO, XS), "output.*empty TensorDict"),
 }
 
 
@@ -246,10 +239,7 @@ def test_argument_is_refused_by_name(arguments, words):
         scan(*arguments)
 
 
-IN_BODY = ["one result", "shape", "dtype", "key", "structure", "no output"]
-
-
-@pytest.mark.parametrize("name", IN_BODY)
+@pytest.mark.parametrize("name", ["one result", "shape", "no output"])
 def test_refusal_in_a_compiled_body_says_the_same(name):
     arguments, _ = REFUSED[name]
     with pytest.raises(Exception, match=r"scan: (function|carry|output) must"):
