@@ -180,7 +180,7 @@ def main(args: Args) -> dict[str, list[float]]:
     agent = Agent(env, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     collect = tw.Collector(env, agent.act, args.num_steps)
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     losses = []
@@ -189,8 +189,8 @@ def main(args: Args) -> dict[str, list[float]]:
     for iteration in range(num_iterations):
         remaining = 1 - iteration / num_iterations
         optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
-        data, td = collect(td)
-        batch = make_batch(agent, data, td, args)
+        data = collect()
+        batch = make_batch(agent, data, env.root, args)
         loss = train_epochs(agent, optimizer, batch, args, ppo_loss)
         losses.append(loss.item())
         info = data["next", "info"]

@@ -137,7 +137,8 @@ def main():
     def policy(td):
         return td["observation"][:, 1:].sign()
 
-    data, _ = tw.rollout(env, policy, num_steps=60, td=env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, policy, num_steps=60)
     streaks = data["next", "reward"][0, :, 0].expm1().round().int()
     print(f"{env}\n1 + streak, in one env: {streaks.tolist()}")
 
@@ -148,11 +149,12 @@ def main():
     switch_cost = SwitchCost()
     env = tw.TransformedEnv(make(num_envs=64), novelty, switch_cost, groups)
     tw.compile(env)
-    data, td = tw.rollout(env, None, num_steps=60, td=env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, None, num_steps=60)
     before = data["next", "reward"].mean()
     error = train(novelty, data["observation", "critic"])
     switch_cost.cost.fill_(0.05)  # a schedule
-    data, _ = tw.rollout(env, None, num_steps=60, td=td)
+    data = tw.rollout(env, None, num_steps=60)
     after = data["next", "reward"].mean()
     print(f"mean reward {before:.2f}; after training, with a novelty of {error:.2f}: {after:.2f}")
 

@@ -266,7 +266,7 @@ def main(args: Args) -> dict[str, object]:
     if args.compile:
         (gradients,) = compiled(collect, compute_gradients)
 
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     parts = {
         "q_network": q_network,
         "target_network": target_network,
@@ -276,7 +276,7 @@ def main(args: Args) -> dict[str, object]:
     }
     checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
-        td = checkpoint.load(td)
+        checkpoint.load()
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     log.start()
     while log.global_step < args.total_timesteps:
@@ -286,7 +286,7 @@ def main(args: Args) -> dict[str, object]:
         if args.anneal_lr:
             remaining = 1 - log.global_step / args.total_timesteps
             optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
-        data, td = collect(td)
+        data = collect()
         buffer.extend(data)
         log.count(data.numel())
 

@@ -81,13 +81,14 @@ class KeyAndDoor(FuncEnv):
 def main():
     env = tw.FunctionalEnv(KeyAndDoor(), num_envs=1024, max_episode_steps=100)
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FilterObservation(["pixels"]))
-    data, td = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, None, num_steps=100)
     solved = data["next", "terminated"].sum()
     episodes = data["next", "done"].sum()
     print(f"{env}\n{solved} of {episodes} episodes found the door")
     signs = {FLOOR: ".", WALL: "#", KEY: "k", DOOR: "D", AGENT: "A"}
     tile = KeyAndDoor.tile
-    for row in td["observation", "pixels"][0, ::tile, ::tile].tolist():
+    for row in env.root["observation", "pixels"][0, ::tile, ::tile].tolist():
         print(*[signs[red << 16 | green << 8 | blue] for red, green, blue in row])
 
 

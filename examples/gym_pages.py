@@ -177,14 +177,16 @@ def main() -> None:
     print(f"{env}\n  {target} from {agent}: {env.reset(seed=0)['observation'].tolist()}")
 
     env = tw.TransformedEnv(tw.make("Pendulum-v1", num_envs=3), ClipReward(-5, -1))
-    data, _ = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, None, num_steps=100)
     rewards = data["next", "reward"]
     print(f"{env}\n  rewards: from {rewards.min():g} to {rewards.max():g}")
 
     reacher = tw.make("Reacher-v5", num_envs=3, info_keys=["reward_dist", "reward_ctrl"])
     weights = ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1)
     env = tw.TransformedEnv(reacher, weights)
-    data, _ = tw.rollout(env, None, num_steps=50, td=env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, None, num_steps=50)
     successor = data["next"]
     means = successor["info"].mean()
     distance = means["reward_dist"]

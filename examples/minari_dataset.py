@@ -85,7 +85,8 @@ def read(dataset: minari.MinariDataset, n_step: int = 1) -> ReplayBuffer:
 
 def main() -> None:
     env = tw.make("CartPole-v1", num_envs=16)
-    data, _ = tw.rollout(env, None, 200, env.reset(seed=0))
+    env.reset(seed=0)
+    data = tw.rollout(env, None, 200)
     dataset_id = "cartpole/random-v0"
     if dataset_id in minari.list_local_datasets():
         minari.delete_dataset(dataset_id)

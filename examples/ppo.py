@@ -326,18 +326,18 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     if args.compile:
         to_batch, gradients = compiled(collect, make_batch, compute_gradients)
         log.compile_seconds = log.seconds()
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     parts = {"agent": agent, "optimizer": optimizer, "log": log}
     checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
-        td = checkpoint.load(td)
+        checkpoint.load()
     log.start()
     for iteration in range(log.first_iteration, log.num_iterations):
         lr = args.learning_rate
         if args.anneal_lr:
             lr *= 1.0 - iteration / log.num_iterations
         optimizer.param_groups[0]["lr"] = lr
-        data, td = collect(td)
+        data = collect()
         batch = to_batch(agent, data.to_dict(), args)
         stats = update(agent, optimizer, batch, args, gradients)
         log.record(iteration, log.statistics.return_queue)

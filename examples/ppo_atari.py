@@ -175,7 +175,7 @@ def main(args: Args) -> dict[str, object]:
     env = make_env(args, args.num_envs)
     if args.compile:
         tw.compile(env)
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     agent = Agent(env, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     successor = ["observation", "reward", "terminated", "done", "info"]
@@ -191,8 +191,8 @@ def main(args: Args) -> dict[str, object]:
         if args.anneal_lr:
             remaining = 1 - iteration / num_iterations
             optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
-        data, td = collect(td)
-        batch = make_batch(agent, data, td, args)
+        data = collect()
+        batch = make_batch(agent, data, env.root, args)
         train_epochs(agent, optimizer, batch, args, ppo_loss)
 
         progress.update(batch_size)

@@ -76,11 +76,11 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
     if args.compile:
         to_batch, gradients = ppo.compiled(collect, ppo.make_batch, compute_gradients)
         log.compile_seconds = log.seconds()
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     parts = {"agent": agent, "optimizer": optimizer, "log": log}
     checkpoint = Checkpoint(args, env, log.out, parts, world_size)
     if args.resume:
-        td = checkpoint.load(td, rank)
+        checkpoint.load(rank)
     if rank == 0:
         log.start()
     window = -(-100 // world_size)  # 100 episodes of all processes
@@ -89,7 +89,7 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
         if args.anneal_lr:
             lr *= 1.0 - iteration / log.num_iterations
         optimizer.param_groups[0]["lr"] = lr
-        data, td = collect(td)
+        data = collect()
         tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
         stats = ppo.update(agent, optimizer, batch, args, gradients)

@@ -224,13 +224,13 @@ class Checkpoint:
             fault = f"--resume must have a checkpoint that this script wrote, got {self.path}"
             raise ValueError(f"Checkpoint: {fault}. Remove it to start a new run.") from error
 
-    def load(self, td: TensorDict, rank: int = 0) -> TensorDict:
-        """The root to continue from: the one of the checkpoint, or `td` without a file.
+    def load(self, rank: int = 0) -> None:
+        """Continues from the checkpoint, if there is one.
 
         The episodes of a simulator outside of PyTorch are not in the file, and new ones begin.
         """
         if not self.path.exists():
-            return td
+            return
         state = self.read()
         others = dict(state["run"].items() - self.run.items())
         if others:
@@ -241,9 +241,10 @@ class Checkpoint:
         for generator, rng in zip(self.generators, process["rng"]):
             generator.set_state(rng)
         if self.env.can_snapshot:
-            return self.env.restore(process["snapshot"])
-        seed = torch.randint(2**31, (1,)).item()  # not the initial states of the first run again
-        return self.env.reset(seed=seed)
+            self.env.restore(process["snapshot"])
+        else:
+            # Not the initial states of the first run again.
+            self.env.reset(seed=torch.randint(2**31, (1,)).item())
 
 
 def plot(

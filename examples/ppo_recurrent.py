@@ -143,11 +143,11 @@ def main(args: Args) -> float:
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     for iteration in range(num_iterations):
         remaining = 1 - iteration / num_iterations
         optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
-        data, td = collect(td)
+        data = collect()
         batch = make_batch(agent, data, args)
         train_epochs(agent, optimizer, batch, args, ppo_loss)  # whole envs keep time in order
         if iteration % 25 == 24:

@@ -1,7 +1,7 @@
 """Replay buffers for off-policy training, in a file to copy.
 
     buffer = ReplayBuffer(size=100_000, gamma=0.99, n_step=3)
-    data, td = collect(td)  # of a Collector; `transition, td = env.step(td)` can be stored, too
+    data = collect()  # of a Collector; `transition, td = env.step(td)` can be stored, too
     buffer.extend(data)
     batch = buffer.sample(256)
     target = td_target(batch, value(batch["next_observation"]))

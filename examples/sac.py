@@ -218,7 +218,7 @@ def main(args: Args) -> dict[str, object]:
     if args.compile:
         set_critic, compute_actor = compiled(collect, critic_gradients, actor_gradients)
 
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     parts = {
         "agent": agent,
         "critic_optimizer": critic_optimizer,
@@ -228,13 +228,13 @@ def main(args: Args) -> dict[str, object]:
     }
     checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
-        td = checkpoint.load(td)
+        checkpoint.load()
     log.start()
     while log.global_step < args.total_timesteps:
         if log.global_step < args.learning_starts:
-            data, td = tw.rollout(env, None, args.num_steps, td)
+            data = tw.rollout(env, None, args.num_steps)
         else:
-            data, td = collect(td)
+            data = collect()
         buffer.extend(data)
         log.count(data.numel())
 

@@ -190,8 +190,8 @@ def losses(model: WorldModel, rows: TensorDict) -> dict[str, Tensor]:
 def evaluate(model: WorldModel, args: Args) -> float:
     """The share of the variance of rewards at ends that the model predicts, in new episodes."""
     env = make_env(args)
-    td = env.reset(seed=args.seed + 1_000_000)
-    data, _ = tw.rollout(env, model.act, 4 * args.length, td)
+    env.reset(seed=args.seed + 1_000_000)
+    data = tw.rollout(env, model.act, 4 * args.length)
     buffer = SequenceBuffer(2 * data.numel(), args.length)
     buffer.extend(data)
     rows = buffer.sample(64)
@@ -210,10 +210,10 @@ def main(args: Args) -> float:
     kind = TorchRLSequenceBuffer if args.torchrl_buffer else SequenceBuffer
     buffer = kind(args.buffer_size, args.length)
     collect = tw.Collector(env, model.act, args.num_steps)
-    td = env.reset(seed=args.seed)
+    env.reset(seed=args.seed)
     steps = args.num_envs * args.num_steps
     for global_step in range(steps, args.total_timesteps + 1, steps):
-        data, td = collect(td)
+        data = collect()
         buffer.extend(data)
         if global_step < args.num_envs * args.length:
             continue  # there are no sequences of this length yet

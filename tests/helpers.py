@@ -69,6 +69,12 @@ def play(env, num_steps, td):
     return torch.stack(seen), td
 
 
+def fresh(collect, seed=0):
+    """What a collector returns after a reset."""
+    collect.env.reset(seed=seed)
+    return collect()
+
+
 def after(env, num_steps, seed=0):
     """The root some steps after a reset."""
     td = env.reset(seed=seed)

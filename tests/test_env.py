@@ -6,7 +6,7 @@ import pytest
 import torch
 from catalogue import seven
 from gymnasium import spaces
-from helpers import assert_same
+from helpers import assert_same, fresh
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -134,19 +134,16 @@ def test_restore_of_some_envs_leaves_the_others_and_shared_state():
     def make():
         transforms = T.NormalizeObservation(), T.FrameStackObservation(2)
         env = tw.TransformedEnv(tw.make("CartPole-v1", 4), *transforms)
-        return env, tw.rollout(
-            env,
-            None,
-            5,
-            env.reset(seed=3),
-        )[1]
+        fresh(tw.Collector(env, None, 5), seed=3)
+        return env
 
-    env, root = make()
-    twin, twin_root = make()
+    env = make()
+    twin = make()
     mask = torch.tensor([True, False, True, False])
     snapshot = env.snapshot()
-    _, td = tw.rollout(env, None, 5, root)
-    tw.rollout(twin, None, 5, twin_root)
+    tw.rollout(env, None, 5)
+    tw.rollout(twin, None, 5)
+    left = env.root
     learned = TensorDict(env.state_dict(), []).clone()
     root = env.restore(snapshot, mask)
     assert torch.equal(
@@ -155,7 +152,7 @@ def test_restore_of_some_envs_leaves_the_others_and_shared_state():
     )
     assert torch.equal(
         root["observation"][~mask],
-        td["observation"][~mask],
+        left["observation"][~mask],
     )
     assert_same(TensorDict(env.state_dict(), []), learned)
     assert env.elapsed_steps.tolist() == [5, 10, 5, 10]

@@ -297,7 +297,7 @@ def test_network_as_policy_is_told_to_be_wrapped(network):
     with pytest.raises(TypeError, match=r"CartPole-v1: policy must take .*\)\.argmax\(-1\)"):
         tw.evaluate(env, network, 2)
     with pytest.raises(TypeError, match="policy must take"):
-        tw.Collector(env, network, 3)(env.reset())
+        tw.rollout(env, network, 3)
 
 
 def test_error_of_a_policy_is_its_own():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS, StatefulRnn
-from helpers import assert_same, through_file
+from helpers import assert_same, fresh, through_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -74,11 +74,11 @@ def test_chunks_equal_a_python_loop_over_single_envs(is_compiled):
     collect = tw.Collector(env, policy, num_steps=7)
     if is_compiled:
         tw.compile(collect, backend="aot_eager")
-    td = env.reset(seed=0)
+    env.reset(seed=0)
     chunks = []
     for _ in range(3):
-        start = td["hidden"].clone()
-        data, td = collect(td)
+        start = env.root["hidden"].clone()
+        data = collect()
         assert (data["hidden"][:, 0] == start).all()  # the state at the boundary of the chunk
         chunks.append(data.contiguous())
     data = torch.cat(chunks, 1)
@@ -156,22 +156,13 @@ def test_step_without_reset_keeps_the_state_until_the_reset(compiled):
 def test_snapshot_continues_the_state():
     env = make()
     policy = Recurrent(env)
-    _, td = tw.rollout(
-        env,
-        policy,
-        5,
-        env.reset(seed=0),
-    )
+    fresh(tw.Collector(env, policy, 5))
     snapshot = through_file(env.snapshot())
-    expected, _ = tw.rollout(env, policy, 5, td)
+    expected = tw.rollout(env, policy, 5)
     other = make()
     other.restore(snapshot)["hidden"].fill_(9)
-    found, _ = tw.rollout(
-        other,
-        policy,
-        5,
-        other.restore(snapshot),
-    )
+    other.restore(snapshot)
+    found = tw.rollout(other, policy, 5)
     assert_same(found, expected)
 
 
@@ -213,8 +204,8 @@ def test_bare_and_random_actions_leave_the_state_as_it_is():
     assert (td["hidden"] == 3).all()
     td["is_init"].fill_(True)
     assert not transition["next", "done"].any()
-    data, td = tw.rollout(env, None, 2, td)
-    assert (data[HIDDEN] == 3).all() and (td["hidden"] == 3).all()
+    data = tw.rollout(env, None, 2)
+    assert (data[HIDDEN] == 3).all() and (env.root["hidden"] == 3).all()
 
 
 def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
@@ -257,14 +248,14 @@ def test_state_travels_without_being_kept(is_compiled):
     collect = tw.Collector(env, policy, 5, keys=keys)
     if is_compiled:
         tw.compile(collect, backend="eager")
-    td = env.reset(seed=0)
-    other_td = other.reset(seed=0)
+    env.reset(seed=0)
+    other.reset(seed=0)
     for _ in range(3):
-        data, td = collect(td)
-        expected, other_td = tw.rollout(other, policy, 5, other_td)
+        data = collect()
+        expected = tw.rollout(other, policy, 5)
         assert set(data.keys(True, True)) == set(keys)
         assert_same(data, expected.select(*keys), 2e-6)
-        assert_same(td, other_td, 2e-6)
+        assert_same(env.root, other.root, 2e-6)
 
 
 # Refusals.
@@ -310,8 +301,6 @@ def test_undeclared_state_in_a_root_or_of_a_policy_raises():
     def policy(td):
         return td.set("action", env.sample_action()).set(HIDDEN, td["observation"])
 
-    with pytest.raises(ValueError, match=r"hidden.*PolicyState"):
-        tw.Collector(env, None, 2)(env.reset().set("hidden", RIGHT))
     with pytest.raises(ValueError, match=r"hidden.*PolicyState"):
         tw.Collector(env, policy, 2)()
 
@@ -402,17 +391,6 @@ def test_evaluate_of_a_policy_with_state_of_its_own_raises(make_policy):
         tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)
 
 
-@stateful
-@pytest.mark.parametrize("num_steps", [1, 4])
-def test_collector_of_a_policy_with_state_of_its_own_raises(make_policy, num_steps):
-    collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), None, num_steps)
-    collect.policy = make_policy()
-    with pytest.raises(ValueError, match="PolicyState"):
-        _, td = collect()
-        _, td = collect(td)
-        collect(td)
-
-
 class LearnsStatistics(nn.Module):
     """A policy that normalizes by buffers with one row, whatever the number of envs."""
 
@@ -434,12 +412,6 @@ def test_collector_of_a_policy_that_learns_statistics_collects_with_any_number_o
     policy = LearnsStatistics()
     tw.rollout(ScriptedEnv(num_envs, (2,)), policy, 6)
     assert policy.count == 6
-
-
-def test_compiled_collector_of_a_policy_that_keeps_its_state_in_a_buffer_raises():
-    collect = tw.Collector(ScriptedEnv(NUM_ENVS, (2,)), Buffered(), 8)
-    with pytest.raises(ValueError, match="PolicyState"):
-        tw.compile(collect, backend="eager")
 
 
 class Learns(nn.Module):
@@ -513,13 +485,13 @@ def test_evaluate_of_a_policy_that_only_keeps_tensors_runs(make_policy):
 
 @stateless
 def test_collector_of_a_policy_that_learns_runs(make_policy):
-    data, _ = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), 5)
+    data = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), 5)
     assert data["action"].shape == (NUM_ENVS, 5, 6)
 
 
 def test_collector_with_batch_norm_learns_its_statistics():
     policy = layers(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 6))
-    data, _ = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), policy, 5)
+    data = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), policy, 5)
     mean = data["observation"].numpy().mean((0, 1), dtype=np.float64)
     np.testing.assert_allclose(policy[1][0].running_mean, mean, rtol=1e-6)
 

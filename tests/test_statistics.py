@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import assert_same, buffers, load_example
+from helpers import assert_same, buffers, fresh, load_example
 from numpy.testing import assert_allclose
 from processes import Processes, init
 from tensordict import TensorDict
@@ -98,10 +98,10 @@ def sync_an_env(rank, group, backend):
     env = tw.TransformedEnv(env, *transforms)
     if backend:
         tw.compile(env, backend=backend)
-    td = env.reset(seed=0)
+    env.reset(seed=0)
     addresses = [buffer.data_ptr() for buffer in env.buffers()]
     for _ in range(3):
-        _, td = tw.Collector(env, None, 4)(td)
+        tw.rollout(env, None, 4)
         tw.sync_statistics(env, group)
     assert [buffer.data_ptr() for buffer in env.buffers()] == addresses
     assert not any("synced" in key for key in env.state_dict())
@@ -221,8 +221,8 @@ def play(rank, group, env_id, backend, num_envs):
         first_index=rank * shard,
         max_episode_steps=9,
     )
-    data, td = tw.Collector(env, None, 25)(env.reset(seed=3))
-    return TensorDict({"data": data, "td": td}, [shard])
+    data = fresh(tw.Collector(env, None, 25), seed=3)
+    return TensorDict({"data": data, "root": env.root}, [shard])
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])

@@ -8,35 +8,36 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchwrap import policy as policies
 from torchwrap import spaces
-from torchwrap._core import rows, validation
+from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
-from torchwrap.env import Env, Root, Step
-from torchwrap.policy import DECLARED, FirstCalls, Policy, State, act, modules_of
-from torchwrap.spaces import Value
+from torchwrap.env import Env, Root
+from torchwrap.policy import FirstCalls, Policy, act, modules_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
 """A tensor `(num_steps, num_envs, ...)` per key."""
 
-_NEXT_ROOT = "Pass the second result of the last step or collection, `data, td = collect(td)`"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
 class Collector:
-    """Collects `num_steps` transitions of every env per call: `data, td = collect(td)`.
+    """Collects `num_steps` transitions of every env per call: `data = collect()`.
+
+    A call continues from `env.root`, and leaves the root of the next step there, such as for the
+    value of the last observation. The first one resets the env, unless it has been reset.
 
     Args:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and other
             entries to be kept, such as a log probability), or returns the action alone. It may
             modify its input. None acts at random. A recurrent one declares its state with
-            `PolicyState`; one that carries it in an attribute or a buffer raises a ValueError.
+            `PolicyState`. Another policy can be assigned, but no other argument.
         num_steps: transitions per env and call.
         keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
             keeps everything.
@@ -47,7 +48,7 @@ class Collector:
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = ScriptedEnv(2, episode_lengths=3)
     >>> collect = Collector(env, None, num_steps=4, keys=[("next", "reward")])
-    >>> data, td = collect()
+    >>> data = collect()
     >>> data["next", "reward"].squeeze(-1)
     tensor([[1., 2., 3., 1.],
             [1., 2., 3., 1.]])
@@ -76,50 +77,24 @@ class Collector:
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
-        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("env", "num_steps", "keys") and name in vars(self):
-            raise AttributeError(
-                refusal(
-                    "Collector",
-                    f"{name} cannot be assigned, only `policy`",
-                    repr(value),
-                    "Make a new Collector",
-                )
-            )
-        super().__setattr__(name, value)
-        if name == "policy":
-            self._first_calls: FirstCalls | None = None
-            if value is not None:
-                self._first_calls = FirstCalls("Collector", value, self.env.num_envs)
+        self._compiled: Callable[[Root], Storage] | None = None
 
     @torch.no_grad()
-    def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
-        """Collects one chunk.
-
-        Args:
-            td: the root to start from, of the last reset, step or call, as you left it, or a copy.
-                None resets the env.
-
-        Returns:
-            data: the transitions.
-            td: the root of the next step.
-        """
+    def __call__(self) -> TensorDict:
+        """Collects one chunk of transitions."""
         env = self.env
-        if td is None:
-            td = env.reset()
-        self._check_root(td, env._check_ready("a collection"))
-        if self.policy is None:  # random actions move the env's stream
-            env._status.unfinished = "collection"
-        root: Root = {key: td[key] for key in policies.keys(env.signature)}
+        signature = env.signature
+        if env._status.root is None:
+            env.reset()
+        last = env.root
+        env._check_root("Collector", last)
         collect = self._compiled or self._collect
-        storage, root = collect(root)
+        storage = collect({key: last[key] for key in policies.keys(signature)})
         names: Any = [None, "time"]
-        data = TensorDict({}, [env.signature.num_envs, self.num_steps], names=names)
+        data = TensorDict({}, [signature.num_envs, self.num_steps], names=names)
         for key, value in storage.items():
             data.set(key, value.transpose(0, 1))
-        return data, env._set_root(root)
+        return data
 
     @property
     def is_compiled(self) -> bool:
@@ -127,20 +102,15 @@ class Collector:
         return self._compiled is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None, "_first_calls": None}
+        return {**vars(self), "_compiled": None}
 
-    # The computation of a call, without checks of the root.
-
-    def _collect(self, root: Root) -> tuple[Storage, Root]:
+    def _collect(self, root: Root) -> Storage:
         env = self.env
-
-        def env_step(action: Value, state: State) -> tuple[TensorDict, Root]:
-            env._status.unfinished = "collection"
-            return (env._compiled or env._step_and_reset)(action, state)
-
+        entries = {**root, **env.unwrapped._root_info()}
+        td = tensordict(entries, env.num_envs)
         storage: Storage = {}
         for step in range(self.num_steps):
-            transition, root = self._step(root, env_step)
+            transition, td = env.step(act(env, self.policy, td))
             if not storage:  # only a transition tells which keys there are
                 for key, leaf in self._select(transition).items():
                     storage[key] = leaf.new_empty(self.num_steps, *leaf.shape)
@@ -150,16 +120,7 @@ class Collector:
                 what = f"{key} of every step"
                 spaces.check_tensor("Collector", what, leaf, row.shape, row.dtype, row.device)
                 row.copy_(leaf)
-        return storage, root
-
-    def _step(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
-        """One step of the policy and the env: the transition, and the next root."""
-        env = self.env
-        if env._root_info is not None:
-            root = {**root, **env._root_info()}
-        td = act(env, self._first_calls or self.policy, tensordict(root, env.num_envs))
-        env._check_step_input(td)
-        return env._transition(td, step)
+        return storage
 
     def _select(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
         """The leaves of a transition that are kept."""
@@ -174,60 +135,16 @@ class Collector:
             kept = transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
-    def _check_root(self, td: Any, last: TensorDict) -> None:
-        """Raises unless `td` is like the last root, and has its observation."""
-        env = self.env
-        must = 'td must be a TensorDict with "observation"'
-        if not isinstance(td, TensorDictBase):
-            remedy = _NEXT_ROOT if isinstance(td, tuple) else ""
-            raise TypeError(refusal("Collector", must, type(td).__name__, remedy))
-        keys = set(td.keys())
-        if "observation" not in keys:
-            raise ValueError(refusal("Collector", must, f"the keys {sorted(keys)}"))
-        others = keys - {"action", "next", "info", *policies.keys(env.signature)}
-        if others:
-            raise ValueError(
-                refusal(
-                    "Collector",
-                    f"td must be a root of {env._label}, without {sorted(others)}",
-                    remedy=DECLARED,
-                )
-            )
-        owner = env._label
-        space = env.single_observation_space
-        observation = td["observation"]
-        is_last = td is last
-        given = (env.num_envs, env.device, not is_last)
-        spaces.check(owner, "the observation", space, observation, *given)
-        for name, row in policies.declared(env.signature).items():
-            shape = (env.num_envs, *row.shape)
-            value = td.get(name, None)
-            spaces.check_tensor(owner, name, value, shape, row.dtype, env.device, DECLARED)
-        if is_last:
-            return
-        expected = spaces.to_device(last["observation"], env.device)
-        if "next" in keys or not rows.equal(observation, expected):
-            raise ValueError(
-                refusal(
-                    "Collector",
-                    f"td must be the root of the last reset, step or collection of {env._label}",
-                    "a stale one",
-                    _NEXT_ROOT,
-                )
-            )
 
-
-def rollout(
-    env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None
-) -> tuple[TensorDict, TensorDict]:
+def rollout(env: Env, policy: Policy | None, num_steps: int) -> TensorDict:
     """Collects `num_steps` transitions of every env, as one call of a `Collector`.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> data, td = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
+    >>> data = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
     >>> data["next", "terminated"].shape
     torch.Size([2, 4, 1])
     """
-    return Collector(env, policy, num_steps)(td)
+    return Collector(env, policy, num_steps)()
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -20,12 +19,13 @@ from torchwrap import policy, spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, layout, leaves, tensordict
+from torchwrap._core.rows import RowMask, leaves, tensordict
 from torchwrap.policy import State
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
 
 AnyEnv = TypeVar("AnyEnv", bound="Env")
+Result = TypeVar("Result")
 Options = dict[str, Any]
 """Reset options by name."""
 
@@ -129,9 +129,6 @@ class Env(BatchedModule):
     can_repeat = True
     """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
 
-    _root_info: Callable[[], Root] | None = None
-    """Returns the info of the current observations, for roots. None if roots hold no info."""
-
     def __init__(
         self,
         signature: Signature,
@@ -216,6 +213,10 @@ class Env(BatchedModule):
     def _check_usable(self) -> None:
         """Raises if the simulator is gone, so that reset() cannot recover."""
 
+    def _root_info(self) -> Root:
+        """The infos of the current observations, for the roots of a simulator on the host."""
+        return {}
+
     # The public verbs.
 
     @torch.no_grad()
@@ -297,12 +298,20 @@ class Env(BatchedModule):
         self, td: TensorDict | Tensor, step: Step, call: str
     ) -> tuple[TensorDict, TensorDict]:
         """Checks a root with an action, or completes a bare action, and takes the step."""
-        last = self._check_ready(call)
-        given = self._with_action(last, td)
+        given = self._with_action(self._check_ready(call), td)
         self._check_step_input(given)
+        return self._drive(call, self._transition, given, step)
+
+    def _drive(
+        self, call: str, function: Callable[..., tuple[Result, Root]], *args: Any
+    ) -> tuple[Result, TensorDict]:
+        """Calls a function that changes the env, and keeps the root that it returns.
+
+        If it raises, the env has no root to step from until a reset.
+        """
         self._status.unfinished = call
-        transition, root = self._transition(given, step)
-        return transition, self._set_root(root)
+        result, entries = function(*args)
+        return result, self._set_root(entries)
 
     def _transition(self, td: TensorDict, step: Step) -> tuple[TensorDict, Root]:
         """Takes a step from a checked root. Returns the transition and the next root."""
@@ -337,8 +346,8 @@ class Env(BatchedModule):
 
     def _set_root(self, entries: Root) -> TensorDict:
         """Finishes a call. Returns the root of the next step."""
-        if self._root_info is not None:
-            entries |= self._root_info()
+        if self.host_stepped:
+            entries |= self.unwrapped._root_info()
         root = tensordict(entries, self.signature.num_envs)
         self._status.root = root
         self._status.unfinished = None
@@ -354,9 +363,8 @@ class Env(BatchedModule):
             observation = last["observation"]
         else:
             observation = self._run("_reset", rows, options or None)["observation"]
-        if last is not None:  # perhaps from before `env.to(device)`
-            previous = spaces.to_device(last["observation"], self.device)
-            observation = rows.where(observation, previous)
+        if last is not None:
+            observation = rows.where(observation, last["observation"])
         return {"observation": observation, **policy.reset(self.signature, rows, last)}
 
     def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
@@ -576,6 +584,17 @@ class Env(BatchedModule):
         return self
 
     @property
+    def root(self) -> TensorDict:
+        """The root of the next step, of the last reset, step or collection, as you left it.
+
+        >>> from torchwrap.testing import ScriptedEnv
+        >>> env = ScriptedEnv(2)
+        >>> env.reset() is env.root
+        True
+        """
+        return self._check_ready("root is read")
+
+    @property
     def spec(self) -> EnvSpec | None:
         """Gymnasium's `EnvSpec`, with every wrapper and transform.
 
@@ -625,6 +644,9 @@ class Env(BatchedModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to(device)` comes here: the signature follows the buffers.
         super()._apply(fn, recurse)
+        root = self._status.root
+        if root is not None:
+            self._status.root = root.apply(fn)
         moved = fn(torch.empty(0, device=self.device))
         self.signature = self.signature.replace(device=moved.device)
         return self
@@ -741,20 +763,25 @@ class Env(BatchedModule):
         remedy = "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`"
         validation.tensor(owner, "mask", mask, torch.bool, shape, self.device, remedy)
         root = self._status.root
-        if root is None:
-            if not mask.all():
-                fault = "the mask of the first reset must hold every env"
-                raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
-            return
-        for name, needed in self._root_layouts.items():
-            got = layout(root[name])
-            if got != needed:
-                raise ValueError(refusal(owner, f"{name} of the last root must be {needed}", got))
+        if root is not None:
+            self._check_root(owner, root)
+        elif not mask.all():
+            fault = "the mask of the first reset must hold every env"
+            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
 
-    @functools.cached_property
-    def _root_layouts(self) -> dict[str, Any]:
-        root = self._root_like(torch.device("meta"))
-        return {name: layout(value) for name, value in root.items()}
+    def _check_root(self, owner: str, root: TensorDict) -> None:
+        """Raises unless the last root has the layout that it had, however the user left it."""
+        signature = self.signature
+        size = signature.num_envs
+        device = signature.device
+        space = signature.single_observation_space
+        what = "observation of the last root"
+        observation = root.get("observation", None)
+        spaces.check(owner, what, space, observation, size, device, bounds=False)
+        for name, row in policy.declared(signature).items():
+            what = f"{name} of the last root"
+            shape = (size, *row.shape)
+            spaces.check_tensor(owner, what, root.get(name, None), shape, row.dtype, device)
 
     def _root_like(self, device: torch.device) -> dict[str, Any]:
         """The entries of a root without info, with any values."""

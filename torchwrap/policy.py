@@ -144,7 +144,7 @@ def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State
     entries = initial(signature)
     if root is not None:
         for name, value in entries.items():
-            entries[name] = mask.where(value, root[name].to(signature.device))
+            entries[name] = mask.where(value, root[name])
     return entries
 
 

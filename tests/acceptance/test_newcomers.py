@@ -1,7 +1,6 @@
 """Habits of newcomers: each raises, changes nothing, and its message shows a line that works."""
 
 import collections.abc
-import copy
 import re
 from types import SimpleNamespace
 
@@ -104,12 +103,12 @@ def test_every_transform_refuses_every_kind_of_env(kind, make):
 
 
 def rollout(s):
-    return tw.rollout(s.env, s.network, 3, s.td)
+    return tw.rollout(s.env, s.network, 3)
 
 
 def collect_with_a_module(s):
     collect = tw.Collector(s.env, nn.Sequential(s.network), 3)
-    return collect(s.td)
+    return collect()
 
 
 def evaluate(s):
@@ -121,11 +120,11 @@ def compile(s):
 
 
 def return_nothing(s):
-    return tw.rollout(s.env, lambda td: None, 3, s.td)
+    return tw.rollout(s.env, lambda td: None, 3)
 
 
 def return_a_tuple(s):
-    return tw.rollout(s.env, lambda td: (td, 0), 3, s.td)
+    return tw.rollout(s.env, lambda td: (td, 0), 3)
 
 
 NETWORKS = [rollout, collect_with_a_module, evaluate, compile]
@@ -134,7 +133,7 @@ NETWORKS = [rollout, collect_with_a_module, evaluate, compile]
 @pytest.mark.parametrize("habit", [*NETWORKS, return_nothing, return_a_tuple])
 def test_policy_without_an_action_raises_and_shows_a_policy(habit, script):
     policy = follow(refused(habit, TypeError, "policy", script), script)
-    data, _ = tw.rollout(script.env, policy, 3)
+    data = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
     assert tw.evaluate(script.env, policy, 2).shape == (2,)
 
@@ -144,7 +143,7 @@ def test_policy_without_a_continuous_action_raises_and_shows_a_policy(script):
     script.td = script.env.reset()
     script.network = nn.Linear(3, 1)
     policy = follow(refused(return_nothing, TypeError, "policy", script), script)
-    data, _ = tw.rollout(script.env, policy, 3)
+    data = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
 
 
@@ -152,7 +151,7 @@ def test_scores_in_place_of_actions_raise_and_show_argmax(script):
     script.scores = script.network(script.td["observation"])
 
     def habit(s):
-        return tw.rollout(s.env, lambda td: s.scores, 3, s.td)
+        return tw.rollout(s.env, lambda td: s.scores, 3)
 
     action = follow(refused(habit, ValueError, "action", script), script)
     script.env.reset()
@@ -189,18 +188,6 @@ def kept_both(script):
     script.td = step(script)
 
 
-def dropped_root(script):
-    script.collect(script.td)
-
-
-def kept_both_of_collect(script):
-    script.td = script.collect(script.td)
-
-
-def reset_twice(script):
-    script.env.reset()
-
-
 @pytest.mark.parametrize(
     ("slip", "error"),
     [(swapped, ValueError), (dropped, ValueError), (kept_both, TypeError)],
@@ -215,87 +202,27 @@ def test_step_of_another_result_raises_and_shows_the_step(slip, error, script):
     assert set(script.td.keys()) == {"observation"}
 
 
-@pytest.mark.parametrize(
-    ("slip", "error"),
-    [
-        (dropped, ValueError),
-        (dropped_root, ValueError),
-        (kept_both_of_collect, TypeError),
-    ],
-)
-def test_collection_from_another_result_raises_and_shows_the_collection(slip, error, script):
-    slip(script)
-    message = refused(lambda s: s.collect(s.td), error, "collect", script)
-    script.td = script.env.reset()
-    follow(message, script)
-    assert script.data.shape == (2, 3)
-    assert set(script.td.keys()) == {"observation"}
-
-
-def test_collection_from_its_data_raises_and_names_the_observation(script):
-    data, _ = script.collect(script.td)
-    refused(lambda s: s.collect(data), ValueError, "observation", script)
-
-
-@pytest.mark.parametrize("slip", [dropped, reset_twice])
-def test_rollout_from_an_old_root_raises_and_shows_the_collection(slip, script):
-    slip(script)
-    script.network = None
-    message = refused(rollout, ValueError, "collect", script)
-    script.td = script.env.reset()
-    follow(message, script)
-    assert script.data.shape == (2, 3)
-
-
-POSITION = spaces.Box(-9, 9, (2,))
-GEAR = spaces.Tuple([spaces.Discrete(3)])
-NESTED = spaces.Dict(position=POSITION, gear=GEAR)
-
-
-@pytest.fixture
-def nested():
-    return ScriptedEnv(2, episode_lengths=None, observation_space=NESTED)
-
-
 @pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
-@pytest.mark.parametrize(
-    "replicate",
-    [
-        pytest.param(lambda td: td, id="itself"),
-        pytest.param(TensorDict.clone, id="clone"),
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda td: td.select("observation"), id="select"),
-    ],
-)
-def test_collector_starts_from_the_last_root_and_from_copies(replicate, values, nested):
-    td = nested.reset()
+def test_collector_starts_from_the_root_as_the_caller_left_it(values):
+    space = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Discrete(3))
+    env = ScriptedEnv(2, episode_lengths=None, observation_space=space)
+    td = env.reset()
     for leaf in td.values(True, True):
         if values == "changed in place":
             leaf += 1
         elif values == "NaN" and leaf.is_floating_point():
             leaf[0] = torch.nan
-    data, _ = tw.Collector(nested, None, 3)(replicate(td))
+    data = tw.rollout(env, None, 3)
     assert_same(data[:, 0].select("observation"), td.select("observation"))
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_collector_refuses_a_root_with_one_other_row_of_one_leaf(index, nested):
-    td = nested.reset().clone()
-    leaf = list(td.values(True, True))[index]
-    leaf[1] = 1 - leaf[1]
-    with pytest.raises(ValueError, match="root"):
-        tw.rollout(nested, None, 3, td)
-
-
-def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
+def test_collector_starts_from_a_restored_root():
     env = ScriptedEnv(2)
     td = env.reset()
     snapshot = env.snapshot()
-    _, following = env.step(env.sample_action())
+    env.step(env.sample_action())
     env.restore(snapshot)
-    with pytest.raises(ValueError, match="root"):
-        tw.rollout(env, None, 3, following)
-    data, _ = tw.rollout(env, None, 3, td)
+    data = tw.rollout(env, None, 3)
     assert_same(data[:, 0].select("observation"), td.select("observation"))
 
 

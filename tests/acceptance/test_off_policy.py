@@ -14,7 +14,7 @@ import sac
 import torch
 import world_model
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
-from helpers import EXAMPLES, load_example
+from helpers import EXAMPLES, fresh, load_example
 from replay import (
     FrameReplayBuffer,
     ReplayBuffer,
@@ -45,7 +45,7 @@ def collections(env, sizes):
     """Collections with these numbers of steps. 0 is a single step without a time dimension."""
     td = env.reset(seed=0)
     for size in sizes:
-        data, td = tw.rollout(env, None, max(size, 1), td)
+        data = tw.rollout(env, None, max(size, 1), td)
         yield data if size else data[:, 0]
 
 
@@ -155,11 +155,11 @@ def test_no_window_crosses_to_data_that_does_not_continue(
 ):
     env = ScriptedEnv(1, (1,), None)
     buffer = ReplayBuffer(20, 0.5, n_step=3)
-    data, _ = tw.rollout(env, None, 3, env.reset(seed=0))
+    data = fresh(tw.Collector(env, None, 3))
     buffer.extend(data)
     if is_saved:
         buffer = saved_and_loaded(buffer, ReplayBuffer(20, 0.5, n_step=3), tmp_path)
-    data, _ = tw.rollout(env, None, 3, GAPS[gap](env))
+    data = tw.rollout(env, None, 3, GAPS[gap](env))
     buffer.extend(data)
     found = buffer.get(torch.arange(3), torch.zeros(3).long())
     assert found["reward"].tolist() == returns
@@ -169,10 +169,10 @@ def test_no_window_crosses_to_data_that_does_not_continue(
 def test_windows_end_in_the_envs_alone_that_do_not_continue():
     env = ScriptedEnv(3, (1,), None)
     buffer = ReplayBuffer(60, 0.5, n_step=2)
-    data, _ = tw.rollout(env, None, 1, env.reset(seed=0))
+    data = fresh(tw.Collector(env, None, 1))
     buffer.extend(data)
-    td = env.reset(mask=torch.tensor([False, True, False]))
-    data, _ = tw.rollout(env, None, 1, td)
+    env.reset(mask=torch.tensor([False, True, False]))
+    data = tw.rollout(env, None, 1)
     buffer.extend(data)
     found = buffer.get(torch.zeros(3).long(), torch.arange(3))
     assert found["reward"].tolist() == [2, 1, 2]
@@ -184,10 +184,10 @@ def test_compiled_collections_continue_the_newest_steps():
     env = tw.TransformedEnv(tw.make("Pendulum-v1", 7), T.NormalizeObservation())
     collect = tw.Collector(env, None, 3)
     tw.compile(collect)
-    td = env.reset(seed=0)
+    env.reset(seed=0)
     buffer = ReplayBuffer(7 * 100, 0.99)
     for _ in range(8):
-        data, td = collect(td)
+        data = collect()
         buffer.extend(data)
     assert not buffer.storage["next", "done"].any()
 
@@ -273,7 +273,7 @@ def play_gymnasium(actions):
 @pytest.mark.parametrize("num_steps", [120, 121])
 def test_sequences_hold_the_rows_of_a_loop_over_episodes(num_steps):
     env = tw.make("CartPole-v1", 1, backend="gymnasium")
-    data, _ = tw.rollout(env, None, num_steps, env.reset(seed=0))
+    data = fresh(tw.Collector(env, None, num_steps))
     actions = data["action"][0].numpy()
     names = ("observation", "reward", "is_terminal", "is_first")
     (rows,) = sequences(data)
@@ -323,7 +323,7 @@ def play(env, num_steps, td=None):
         td["next", "latent"] = td["latent"] + 1
         return td
 
-    data, td = tw.rollout(env, policy, num_steps, td)
+    data = tw.rollout(env, policy, num_steps)
     data["action"] = nn.functional.one_hot(data["action"], 2)
     return data, td
 
@@ -848,7 +848,7 @@ def test_world_model_starts_from_the_state_of_the_policy():
     args = world_model.Args(num_envs=3, latent_size=8)
     env = world_model.make_env(args)
     model = world_model.WorldModel(env, args)
-    data, _ = tw.rollout(env, model.act, 12, env.reset(seed=0))
+    data = fresh(tw.Collector(env, model.act, 12))
     for rows in sequences(data):
         whole = model.predict(rows.unsqueeze(0))["reward"][0]
         part = model.predict(rows[4:].unsqueeze(0))["reward"][0]
@@ -866,7 +866,7 @@ def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch, space):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     dataset_of = load_example("minari_dataset")
     env = ScriptedEnv(2, episode_lengths=(3, 1, 2), observation_space=space)
-    data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    data = fresh(tw.Collector(env, None, 7))
     data["action"].requires_grad_()  # as of a loop without no_grad
     dataset_of.write("scripted/test-v0", data, env)
     dataset = minari.load_dataset("scripted/test-v0")
@@ -932,6 +932,6 @@ def test_windows_of_a_minari_dataset_end_with_an_episode_that_was_not_ended(data
 
 def test_tuple_is_refused_by_the_minari_script(dataset_of):
     env = ScriptedEnv(2, observation_space=Tuple([Box(0, 9, (2,)), Discrete(9)]))
-    data, _ = tw.rollout(env, None, 7, env.reset(seed=0))
+    data = fresh(tw.Collector(env, None, 7))
     with pytest.raises(ValueError, match="Tuple"):
         dataset_of.write("scripted/test-v0", data, env)

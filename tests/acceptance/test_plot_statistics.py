@@ -14,7 +14,7 @@ from torchwrap.testing import ScriptedEnv
 def test_figure_shows_statistics_returns_and_observations():
     transforms = [T.RecordEpisodeStatistics(), T.NormalizeObservation()]
     env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=2), *transforms)
-    data, _ = tw.rollout(env, None, 6)
+    data = tw.rollout(env, None, 6)
     figure = plot_statistics(env, data)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [

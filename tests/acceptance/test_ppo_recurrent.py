@@ -15,8 +15,8 @@ def test_states_through_time_equal_the_carried_states():
     env = recurrent.make_env(args, args.num_envs)
     agent = recurrent.Agent(args)
     collect = tw.Collector(env, agent.act, args.num_steps)
-    _, td = collect(env.reset(seed=0))
-    data, _ = collect(td)
+    _ = fresh(collect)
+    data = collect()
     assert data["is_init"][:, 1:].any()
     assert data["hidden"][:, 0].any()
     with torch.no_grad():
@@ -30,7 +30,7 @@ def fresh():
     args = recurrent.Args(num_envs=4, num_steps=12)
     agent = recurrent.Agent(args)
     env = recurrent.make_env(args, args.num_envs)
-    data, _ = tw.rollout(env, agent.act, args.num_steps)
+    data = tw.rollout(env, agent.act, args.num_steps)
     return args, agent, recurrent.make_batch(agent, data, args)
 
 
@@ -57,7 +57,7 @@ def test_truncated_episode_is_bootstrapped_from_its_final_observation_and_state(
         tw.PolicyState({"hidden": (args.hidden_size,)}),
     )
     agent = recurrent.Agent(args)
-    data, _ = tw.rollout(env, agent.act, 3, env.reset(seed=0))
+    data = fresh(tw.Collector(env, agent.act, 3))
     assert data["next", "truncated"][:, -1].all()
     with torch.no_grad():
         batch = recurrent.make_batch(agent, data, args)

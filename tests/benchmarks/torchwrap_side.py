@@ -21,6 +21,7 @@ from unittest import mock
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from helpers import fresh
 from tensordict import TensorDict
 from tensordict.nn import CudaGraphModule
 from torch import Tensor
@@ -80,11 +81,11 @@ def cartpole(
     collect = tw.Collector(env, None, num_steps)
     if way == "compiled":
         collect = tw.compile(collect)
-    data, td = collect(env.reset(seed=0))
+    data = fresh(collect)
 
     def call() -> None:
         nonlocal data, td
-        data, td = collect(td)
+        data = collect()
 
     moved = _state(env, call) + _bytes(data)
     return Timed(call, num_steps, wait(device), moved // num_steps)
@@ -279,11 +280,11 @@ def collector(num_envs: int, num_steps: int, way: str = "eager", device: str = "
     collect = tw.Collector(env, policy, num_steps)
     if way == "compiled":
         collect = tw.compile(collect)
-    _, td = collect(env.reset(seed=0))
+    _ = fresh(collect)
 
     def call() -> None:
         nonlocal td
-        _, td = collect(td)
+        collect()
 
     return Timed(call, num_steps, wait(device))
 

@@ -9,7 +9,7 @@ import functools
 import pytest
 import torch
 from gymnasium.spaces import Box
-from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same
+from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, fresh
 from torch import nn
 
 import torchwrap as tw
@@ -93,10 +93,11 @@ def test_view_as_observation_matches_eager(name, tolerance):
         return tw.Collector(tw.TransformedEnv(ScriptedEnv(NUM_ENVS, shape), observe), policy, 3)
 
     collect, eager = both(make)
-    td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
+    for each in (collect, eager):
+        each.env.reset(seed=0)
     for _ in range(3):
-        data, td = collect(td)
-        expected, eager_td = eager(eager_td)
+        data = collect()
+        expected = eager()
         assert_same(data, expected, tolerance)
 
 
@@ -129,9 +130,10 @@ STATES = {
 def test_policy_state_in_another_layout_matches_eager(name, tolerance):
     found = []
     for collect in both(recurrent):
-        _, td = collect(collect.env.reset(seed=0))
+        fresh(collect)
+        td = collect.env.root
         td["hidden"] = STATES[name](td["hidden"])
-        found.append(collect(td)[0])
+        found.append(collect())
     assert_same(*found, tolerance)
 
 
@@ -155,7 +157,7 @@ def compiled_recurrent():
 def test_wrong_entry_of_the_last_root_is_refused_until_it_is_right(case, make):
     name, change = WRONG[case]
     collect = make()
-    expected, _ = collect(collect.env.reset(seed=0))
+    expected = fresh(collect)
     td = collect.env.reset(seed=0)
     right = td[name]
     wrong = change(right)
@@ -164,9 +166,9 @@ def test_wrong_entry_of_the_last_root_is_refused_until_it_is_right(case, make):
     else:
         td[name] = wrong
     with pytest.raises((TypeError, ValueError), match=name):
-        collect(td)
+        collect()
     td[name] = right
-    assert_same(collect(td)[0], expected)
+    assert_same(collect(), expected)
 
 
 def test_full_reset_replaces_a_wrong_root():
@@ -291,5 +293,5 @@ def test_collector_of_one_env_matches_eager(tolerance):
         return tw.Collector(env, lambda td: (td["observation"][:, 0] > 0).long(), 4)
 
     compiled, eager = both(make)
-    results = [collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)]
+    results = [fresh(collect) for collect in (compiled, eager)]
     assert_same(*results, tolerance)

@@ -37,14 +37,15 @@ def compiled(target):
 def test_collector_compiled_in_mid_episode_goes_on_as_in_eager_mode():
     env = small()
     eager = small()
-    td, eager_td = (after(each, 7) for each in (env, eager))
+    for each in (env, eager):
+        after(each, 7)
     before = env.snapshot()
     generator = torch.get_rng_state()
     collect = compiled(tw.Collector(env, None, 9))
     assert_same(env.snapshot(), before)
     assert (torch.get_rng_state() == generator).all()
-    given, _ = collect(td)
-    expected, _ = tw.rollout(eager, None, 9, eager_td)
+    given = collect()
+    expected = tw.rollout(eager, None, 9)
     assert_same(given, expected, AOT)
     assert_same(buffers(env), buffers(eager), AOT)
 
@@ -124,7 +125,7 @@ def test_outputs_of_the_smallest_inductor_graphs_stay_unchanged():
     following = None
     held = Held()
     for transition, td in steps(env, 9, env.reset(seed=0)):
-        data, following = collect(following)
+        data = collect()
         held.add(transition["next"], td, data, following)
     held.assert_unchanged()
 
@@ -133,11 +134,12 @@ def test_data_of_a_collector_belong_to_the_caller():
     make = functools.partial(stack, "FrameStackObservation")
     collect, eager = (tw.Collector(make(), None, 5) for _ in range(2))
     tw.compile(collect, backend="eager")
-    td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
+    for each in (collect, eager):
+        each.env.reset(seed=0)
     held = Held()
     for _ in range(6):
-        data, td = collect(td)
-        expected, eager_td = eager(eager_td)
+        data = collect()
+        expected = eager()
         assert_same(data, expected, AOT)
         assert_no_overlap(data)
         held.add(data)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from catalogue import NUM_ENVS, ActorCritic, stack
-from helpers import AOT, INDUCTOR, assert_same, buffers, leaves, play
+from helpers import AOT, INDUCTOR, assert_same, buffers, fresh, leaves, play
 from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Normal
@@ -39,8 +39,8 @@ def test_parameters_that_an_optimizer_changes_are_followed():
     tw.compile(collect, backend="eager")
     seen = []
     for _ in range(2):
-        data, _ = collect(collect.env.reset(seed=0))
-        expected, _ = eager(eager.env.reset(seed=0))
+        data = fresh(collect)
+        expected = fresh(eager)
         assert_same(data, expected, AOT)
         assert not any(leaf.requires_grad for leaf in leaves(data))
         seen.append(data)
@@ -66,8 +66,8 @@ def test_buffers_of_a_policy_are_written_by_calls_and_not_by_compile():
     policy = CountsCalls()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
     assert policy.calls == 0
-    first, td = collect()
-    second, _ = collect(td)
+    first = collect()
+    second = collect()
     actions = torch.cat([first, second], 1)["action"][0, :, 0]
     assert (actions * 100).round().tolist() == list(range(1, 9))
 
@@ -82,8 +82,8 @@ def test_normal_policy_samples_at_each_step_and_keeps_its_log_prob():
     generator = torch.get_rng_state()
     collect = tw.compile(tw.Collector(ScriptedEnv(500), normal, 5), backend="aot_eager")
     assert (torch.get_rng_state() == generator).all()
-    first, td = collect()
-    data = torch.cat([first, collect(td)[0]], 1)
+    first = collect()
+    data = torch.cat([first, collect()], 1)
     action = data["action"]
     torch.testing.assert_close(data["log_prob"], Normal(0.5, 2.0).log_prob(action).sum(-1))
     torch.testing.assert_close(data["next", "info", "action"], action)
@@ -101,9 +101,9 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
         return td.set("action", Categorical(logits=logits, validate_args=False).sample())
 
     collect = tw.compile(tw.Collector(stacked_cartpole(200), policy, 5))
-    td = collect.env.reset(seed=0)
+    collect.env.reset(seed=0)
     for _ in range(3):
-        data, td = collect(td)
+        data = collect()
         with torch.no_grad():
             expected = network.logits(network.body(data["observation"].flatten(2)))
         torch.testing.assert_close(data["logits"], expected, rtol=INDUCTOR, atol=INDUCTOR)
@@ -123,14 +123,15 @@ def test_rollout_matches_eager(num_steps, has_scan, monkeypatch):
     make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
     collect, eager = (tw.Collector(make(), None, num_steps) for _ in range(2))
     tw.compile(collect, backend="eager")
-    td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
+    for each in (collect, eager):
+        each.env.reset(seed=0)
     for _ in range(3):
-        data, td = collect(td)
-        expected, eager_td = eager(eager_td)
+        data = collect()
+        expected = eager()
         assert data.names == expected.names == [None, "time"]
         assert data.batch_size == (NUM_ENVS, num_steps)
         assert_same(data, expected)
-        assert_same(td, eager_td)
+        assert_same(collect.env.root, eager.env.root)
         assert_same(buffers(collect.env), buffers(eager.env))
 
 
@@ -143,8 +144,8 @@ def test_collections_among_modes_steps_and_resets_match_eager():
     for mode in (True, False, True):
         env.train(mode)
         other.train(mode)
-        collect(td)
-        tw.rollout(other, None, 4, other_td)
+        collect()
+        tw.rollout(other, None, 4)
         assert_same(env.snapshot(), other.snapshot(), AOT)
         td, other_td = (each.reset(mask=mask) for each in (env, other))
         assert_same(td, other_td, AOT)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS, gymnasium_cartpole
-from helpers import after, assert_same, buffers, play
+from helpers import after, assert_same, buffers, fresh, play
 from tensordict import TensorDict
 from torch import nn
 
@@ -237,12 +237,12 @@ def test_python_values_are_constants_until_another_policy_is_assigned():
 
     global SCALE
     collect = compiled(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3))
-    before, _ = collect()
+    before = collect()
     SCALE = 0.75
-    after, _ = collect(collect.env.reset())
+    after = fresh(collect)
     assert torch.equal(after["action"], before["action"])
     collect.policy = lambda td: policy(td)
-    again, _ = collect(collect.env.reset())
+    again = fresh(collect)
     torch.testing.assert_close(again["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 
@@ -254,7 +254,7 @@ def test_buffer_that_a_loop_anneals_is_followed():
     )
     collect()
     schedule.scale.mul_(3)
-    data, _ = collect(collect.env.reset())
+    data = fresh(collect)
     torch.testing.assert_close(data["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 
@@ -319,8 +319,8 @@ def test_buffers_that_share_memory_match_eager():
     found = []
     for prepare in (compiled, lambda collect: collect):
         collect = prepare(tw.Collector(ScriptedEnv(NUM_ENVS), SharesMemory(), 3))
-        first, td = collect()
-        found.append(torch.cat([first, collect(td)[0]], 1)["action"])
+        first = collect()
+        found.append(torch.cat([first, collect()], 1)["action"])
     torch.testing.assert_close(*found)
 
 

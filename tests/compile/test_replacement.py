@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from catalogue import NUM_ENVS
-from helpers import AOT, assert_same, mostly_full
+from helpers import AOT, assert_same, fresh, mostly_full
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -39,7 +39,7 @@ def collectors(policy, num_steps=2):
 
 
 def collect_both(pair):
-    return [collect(collect.env.reset(seed=0))[0] for collect in pair]
+    return [fresh(collect) for collect in pair]
 
 
 def assert_followed(pair, change, tolerance=AOT):
@@ -185,7 +185,7 @@ def test_train_and_eval_are_followed():
     collect, _ = collectors(agent.act)
 
     def actions():
-        return [collect(collect.env.reset(seed=0))[0]["action"] for _ in range(2)]
+        return [fresh(collect)["action"] for _ in range(2)]
 
     norm = agent.network.body[1]
     for _ in range(2):
@@ -203,11 +203,11 @@ def test_train_and_eval_are_followed():
 def test_conversion_there_and_back_takes_no_further_graph(graphs):
     network = Network()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
-    expected, _ = collect(collect.env.reset(seed=0))
+    expected = fresh(collect)
     weight = network.body[0].weight
     for dtype in (torch.float64, torch.float32, torch.float64, torch.float32):
         network.to(dtype)
-        assert_same(collect(collect.env.reset(seed=0))[0], expected, AOT)
+        assert_same(fresh(collect), expected, AOT)
     assert len(graphs) == 2
     assert network.body[0].weight is weight
 
@@ -281,7 +281,7 @@ def test_policies_that_take_turns_are_compiled_once_each(graphs):
     for _ in range(3):
         for policy in (actor.act, actor.greedy):
             collect.policy = policy
-            actions.append(collect(collect.env.reset(seed=0))[0]["action"])
+            actions.append(fresh(collect)["action"])
     assert len(graphs) == 2
     assert torch.equal(actions[4], actions[0]) and torch.equal(actions[5], -actions[0])
 
@@ -297,7 +297,7 @@ def test_modes_that_take_turns_are_traced_once_each():
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3), backend="eager")
     for mode in (False, True, False, True, False):
         network.train(mode)
-        collect(collect.env.reset())
+        fresh(collect)
     assert traces.count(True) == traces.count(False)
 
 
@@ -310,9 +310,9 @@ def test_hook_around_each_call_is_compiled_once(graphs):
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
     for _ in range(3):
         handle = network.register_forward_hook(tripled)
-        hooked, _ = collect(collect.env.reset(seed=0))
+        hooked = fresh(collect)
         handle.remove()
-        plain, _ = collect(collect.env.reset(seed=0))
+        plain = fresh(collect)
     assert len(graphs) == 2
     assert torch.equal(hooked["action"], 3 * plain["action"])
 
@@ -325,7 +325,7 @@ def test_graphs_of_new_hooks_are_freed():
     numbers = []
     for _ in range(11):
         handle = network.register_forward_hook(lambda module, inputs, output: output * 3)
-        collect(collect.env.reset())
+        fresh(collect)
         handle.remove()
         numbers.append(num_graphs())
     assert numbers[-1] == numbers[-3]
@@ -342,7 +342,7 @@ def test_graphs_of_a_replaced_policy_are_freed():
     numbers = [num_graphs()]
     for seed in (1, 2):
         collect.policy = Network(seed)
-        collect(collect.env.reset())
+        fresh(collect)
         numbers.append(num_graphs())
     # It may fall, because graphs of earlier tests are freed, too.
     assert numbers == sorted(numbers, reverse=True)
@@ -388,9 +388,9 @@ def test_action_out_of_bounds_is_refused_until_a_reset(at, is_compiled):
     collect = tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3)
     if is_compiled:
         tw.compile(collect, backend="eager")
-    _, td = collect(collect.env.reset(seed=0))
+    fresh(collect)
     with pytest.raises(ValueError, match="action"):
-        collect(td)
+        collect()
     with pytest.raises(RuntimeError, match="reset"):
-        collect(td)
-    collect(collect.env.reset(seed=0))
+        collect()
+    fresh(collect)

@@ -146,7 +146,7 @@ def test_collector_and_evaluate_under_another_default_return_the_same(under_defa
         )
         env.reset(seed=0)
         collector = tw.Collector(env, None, 7)
-        chunks = [collector()[0] for _ in range(2)]
+        chunks = [collector() for _ in range(2)]
         return torch.stack(chunks), tw.evaluate(
             ScriptedEnv(3),
             None,

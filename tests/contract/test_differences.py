@@ -142,7 +142,7 @@ def test_normalize_observation_leaves_what_is_no_number_out_of_its_statistics():
     observations = [theirs.step(0)[0].item() for _ in range(3)]
     assert np.isnan(observations).tolist() == [False, True, True]
     env = tw.TransformedEnv(bridged(Breaks), T.NormalizeObservation())
-    data, _ = tw.rollout(env, None, 3)
+    data = tw.rollout(env, None, 3)
     assert flat(data["next", "observation"].isnan()) == [False, True, False]
     mean = env.transforms[0].statistics.mean.item()
     finite = [0, 1, 3, 0]
@@ -187,7 +187,7 @@ def test_frame_stack_and_time_limit_work_on_a_batch():
     assert not hasattr(wrappers.vector, "TimeLimit")
     scripted = ScriptedEnv(3, (1,), episode_lengths=None)
     env = tw.TransformedEnv(scripted, T.TimeLimit(2), T.FrameStackObservation(2))
-    data, _ = tw.rollout(env, None, 2)
+    data = tw.rollout(env, None, 2)
     stacks = data["next", "observation"][:, 1]
     assert flat(stacks) == [1, 2, 1001, 1002, 2001, 2002]
     assert flat(data["next", "truncated"]) == [False, True] * 3
@@ -209,7 +209,7 @@ def test_transforms_without_a_vector_wrapper_work_on_a_batch(transform):
     assert hasattr(wrappers, name) and not hasattr(wrappers.vector, name)
     scripted = ScriptedEnv(3, observation_space=Box(0, 40, (2,), np.float32))
     env = tw.TransformedEnv(scripted, T.TimeLimit(9), transform)
-    data, _ = tw.rollout(env, None, 2)
+    data = tw.rollout(env, None, 2)
     assert data["next", "observation"].shape[:2] == (3, 2)
 
 
@@ -217,7 +217,7 @@ def test_repeat_action_works_on_a_batch():
     assert hasattr(wrappers, "RepeatAction")
     assert not hasattr(wrappers.vector, "RepeatAction")
     env = W.RepeatAction(ScriptedEnv(3, episode_lengths=3), 2)
-    data, _ = tw.rollout(env, None, 2)
+    data = tw.rollout(env, None, 2)
     assert flat(data["next", "reward"]) == [3] * 6
 
 
@@ -315,7 +315,7 @@ def test_autoreset_happens_within_the_last_step():
     observed = [step[0].item() - 1e5 for step in steps]
     assert observed == [1, 2, 3, 0]
     assert [step[1] for step in steps] == [1, 1, 1, 0]  # the last step is no transition
-    data, _ = tw.rollout(bridged(), None, 4)
+    data = tw.rollout(bridged(), None, 4)
     assert flat(data["observation"] - 1e5) == [0, 1, 2, 0]
     assert flat(data["next", "observation"] - 1e5) == [1, 2, 3, 1]
     assert flat(data["next", "reward"]) == [1, 1, 1, 1]

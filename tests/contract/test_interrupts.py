@@ -54,7 +54,8 @@ def step(env, td):
 
 
 def collect(env, td):
-    return tw.rollout(env, None, 3, td)[1]
+    tw.rollout(env, None, 3)
+    return env.root
 
 
 def reset_all(env, td):
@@ -80,8 +81,8 @@ CALLS = {
     "action": (step, "action", r"step\(\)"),
     "step": (step, "step", r"step\(\)"),
     "auto-reset": (step, "reset", r"step\(\)"),
-    "collection": (collect, "step", "collection"),
-    "auto-reset of a collection": (collect, "reset", "collection"),
+    "collection": (collect, "step", r"step\(\)"),
+    "auto-reset of a collection": (collect, "reset", r"step\(\)"),
     "reset": (reset_all, "reset", r"reset\(\)"),
     "partial reset": (reset_some, "reset", r"reset\(\)"),
 }
@@ -157,17 +158,20 @@ class StopsAt(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def test_policy_that_raises_in_a_collection_is_an_interrupt():
+def test_policy_that_raises_in_a_collection_leaves_the_root_of_its_last_step():
     env = make()
+    other = make()
     actions = iter([ACTION])
 
     def policy(td):
         return next(actions)
 
-    td = env.reset(seed=0)
+    env.reset(seed=0)
     with pytest.raises(StopIteration):
-        tw.rollout(env, policy, 3, td)
-    assert_unfinished(env, td, "collection")
+        tw.rollout(env, policy, 3)
+    _, td = other.step(other.reset(seed=0).set("action", ACTION))
+    assert_same(env.root, td)
+    assert_same(env.snapshot(), other.snapshot())
 
 
 def test_interrupted_restore_is_an_interrupt():
@@ -198,7 +202,7 @@ def same(first, second):
     return bool((first == second).all())
 
 
-@pytest.mark.parametrize("call", [step, collect, reset_all, reset_some])
+@pytest.mark.parametrize("call", [step, reset_all, reset_some])
 def test_call_interrupted_at_any_operator_is_undone_or_done_or_unfinished(call):
     env = make()
     td = after(env, 4)

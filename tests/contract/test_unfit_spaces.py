@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from helpers import assert_same
+from helpers import assert_same, fresh
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -230,7 +230,7 @@ def env_with(space, transform):
 
 
 def trajectory(env):
-    return tw.rollout(env, None, 3, env.reset(seed=0))[0]
+    return fresh(tw.Collector(env, None, 3))
 
 
 def unfit():

@@ -74,7 +74,7 @@ def test_action_of_the_agent_stays_as_it_is(make, compiled):
         assert (policy == SENT).all()
         assert (transition["action"] == SENT).all()
         assert (transition["next", "info", "action"] == SENT / 2).all()
-    data, _ = tw.rollout(env, lambda td: policy, 2, td)
+    data = tw.rollout(env, lambda td: policy, 2)
     assert (data["action"] == SENT).all()
     assert (policy == SENT).all()
 

@@ -21,7 +21,7 @@ from torchwrap.testing import ScriptedEnv
 def assert_alike(env, other):
     assert repr(env) == repr(other)
     other.load_state_dict(env.state_dict())
-    data, _ = tw.rollout(
+    data = tw.rollout(
         env,
         None,
         6,

@@ -52,7 +52,7 @@ def test_readme_python_blocks_run_in_order(tmp_path, monkeypatch):
     assert names["results"]["episode_return"].shape == (128,)
     transition, _ = names["env"].step(names["env"].sample_action())
     assert transition["next", "observation"].isfinite().all()
-    data, _ = tw.rollout(names["drift"], None, 3)
+    data = tw.rollout(names["drift"], None, 3)
     assert data["next", "reward"].shape == (10_000, 3, 1)
 
 

@@ -7,6 +7,7 @@ import torch
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from helpers import fresh
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecTransposeImage
@@ -97,7 +98,7 @@ def test_uint16_is_refused_and_gymnasiums_dtype_observation_converts_it(registry
 def test_async_vector_env_of_an_env_with_one_array(mode, observations):
     vector_env = AsyncVectorEnv([lambda: Counts(np.int32)] * 2, autoreset_mode=mode)
     with tw.from_gymnasium(vector_env) as env:
-        data, _ = tw.rollout(env, None, 4, env.reset(seed=0))
+        data = fresh(tw.Collector(env, None, 4))
     assert data["next", "observation"][0].flatten().tolist() == observations
 
 
@@ -124,7 +125,7 @@ def test_double_observations_meet_a_float_network():
 
 
 def test_collected_data_is_flattened_by_reshape_and_not_by_view():
-    data, _ = tw.rollout(ScriptedEnv(2, (3,)), None, 4)
+    data = tw.rollout(ScriptedEnv(2, (3,)), None, 4)
     with pytest.raises(RuntimeError, match="view size"):
         data["observation"].view(-1, 3)
     rows = data["observation"].flatten(0, 1)

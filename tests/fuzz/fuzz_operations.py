@@ -87,8 +87,8 @@ def perform(env, operation, td, collect=None):
         transition, td = env.step(action if operation["bare"] else td.set("action", action))
         return {"transition": transition, "td": td}, td
     if kind == "collect":
-        data, td = collect(td)
-        return {"data": data, "td": td}, td
+        data = collect()
+        return {"data": data, "td": env.root}, env.root
     if kind in ("reset", "masked reset"):
         td = env.reset(operation["seed"], operation.get("mask"), operation["options"])
         return {"td": td}, td

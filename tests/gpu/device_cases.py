@@ -147,7 +147,7 @@ def play(device, env, policy=None):
         env.elapsed_steps = env.elapsed_steps + 1
     for policy in policies:
         with device.phase("collect", answer=env.host_stepped):
-            data, td = tw.Collector(env, policy, 1)(td)
+            data = tw.rollout(env, policy, 1)
     if env.can_snapshot:
         with device.phase("snapshot"):
             td = env.restore(env.snapshot())

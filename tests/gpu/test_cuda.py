@@ -30,6 +30,7 @@ from helpers import (
     assert_plays_the_same,
     assert_same,
     buffers,
+    fresh,
     mostly_full,
     play,
     steps,
@@ -183,8 +184,8 @@ def test_env_and_collector_that_move_are_captured_again():
         assert env.device.type == device
         for each in (collect, eager):
             each.env.to(device)
-        data, _ = collect(collect.env.reset(seed=0))
-        assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
+        data = fresh(collect)
+        assert_same(data, fresh(eager), AOT)
         assert {leaf.device.type for leaf in data.values(True, True)} == {device}
 
 
@@ -219,15 +220,15 @@ def test_captured_env_and_collector_run_in_and_out_of_inference_mode(on, first):
     collect = compiled(tw.Collector(inner, None, 4))
     plain = tw.Collector(plain_inner, None, 4)
     compiled(env)
-    td, eager_td, root, plain_root = (
-        each.reset(seed=0) for each in (env, eager, inner, plain_inner)
-    )
+    td, eager_td = (each.reset(seed=0) for each in (env, eager))
+    for each in (inner, plain_inner):
+        each.reset(seed=0)
     for number in range(4):
         with torch.inference_mode((number % 2 == 0) is first):
             transition, td = env.step(act(env, td))
             expected, eager_td = eager.step(act(eager, eager_td))
-            data, root = collect(root)
-            chunk, plain_root = plain(plain_root)
+            data = collect()
+            chunk = plain()
             assert_same(transition["next"].clone(), expected["next"].clone(), AOT)
             assert_same(data.clone(), chunk.clone(), AOT)
 
@@ -262,8 +263,8 @@ def test_captured_collector_matches_eager_and_follows_its_policy(on, change):
     tw.compile(collect, backend=on.backend)
     found = []
     for _ in range(2):
-        data, _ = collect(collect.env.reset(seed=0))
-        assert_same(data, eager(eager.env.reset(seed=0))[0], INDUCTOR)
+        data = fresh(collect)
+        assert_same(data, fresh(eager), INDUCTOR)
         found.append(data["logits"].clone())
         with torch.no_grad():
             change(network)
@@ -275,21 +276,20 @@ def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
     collect, eager = (tw.Collector(cartpole(200, device=on.name), categorical, 5) for _ in range(2))
     compiled(collect)
     torch.manual_seed(0)
-    data, td = collect(collect.env.reset(seed=0))
-    assert (collect(td)[0]["action"] != data["action"]).any()
+    data = fresh(collect)
+    assert (collect()["action"] != data["action"]).any()
     if on.is_simulated:  # draws as eager mode does, unless the capture itself has drawn
         torch.manual_seed(0)
-        assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
+        assert_same(data, fresh(eager), AOT)
 
 
 @full
 def test_no_later_call_changes_chunks_in_hand(on, captures):
     collect = compiled(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4))
     held = Held()
-    td = None
     for _ in range(4):
-        data, td = collect(td)
-        held.add(data, td)
+        data = collect()
+        held.add(data, collect.env.root)
     held.assert_unchanged()
     assert len(captures) == 1
 
@@ -313,8 +313,8 @@ def test_captured_collector_of_permuted_observations_follows_other_policies(on):
         policy = functools.partial(scaled, scale)
         for each in (collect, eager):
             each.policy = policy
-        data, _ = collect(collect.env.reset(seed=0))
-        assert_same(data, eager(eager.env.reset(seed=0))[0], on.tolerance)
+        data = fresh(collect)
+        assert_same(data, fresh(eager), on.tolerance)
 
 
 # Copies between devices cannot be captured.

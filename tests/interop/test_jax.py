@@ -544,7 +544,7 @@ def test_action_repeat_ends_with_the_episode_where_that_of_brax_goes_on(
     second = theirs.step(first, jnp.zeros(1))
     assert [first.reward.item(), second.reward.item()] == [3, 7]
     ours = tw.wrappers.RepeatAction(tw.testing.ScriptedEnv(1, episode_lengths=3), 2)
-    data, _ = tw.rollout(ours, None, 2)
+    data = tw.rollout(ours, None, 2)
     assert data["next", "reward"].flatten().tolist() == [3, 3]
 
 

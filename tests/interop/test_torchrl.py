@@ -198,11 +198,11 @@ def test_collector_of_torchrl_equals_that_of_torchwrap():
     env.set_seed(3)
     collector = Collector(env, by_position, frames_per_batch=5 * 20, total_frames=5 * 60)
     collect = tw.Collector(other, by_position, num_steps=20)
-    td = other.reset(seed=3)
+    other.reset(seed=3)
     trajectories = []
     dones = []
     for data in collector:
-        expected, td = collect(td)
+        expected = collect()
         keys = "observation", "action", "next"
         assert_same(data.select(*keys), expected.select(*keys))
         trajectories.append(data["collector", "traj_ids"])

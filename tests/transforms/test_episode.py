@@ -80,7 +80,7 @@ def test_running_sums_are_the_whole_episodes_at_its_last_step(ending):
         episode_lengths=(3, 1),
         ending=ending,
     )
-    successor = tw.rollout(env, None, 5)[0]["next"]
+    successor = tw.rollout(env, None, 5)["next"]
     returns = successor["episode_return"]
     lengths = successor["episode_length"]
     assert returns[..., 0].tolist() == [[1, 3, 6, 1, 1], [1, 1, 3, 6, 1]]
@@ -308,7 +308,7 @@ def test_time_limit_in_the_step_of_another_ending_keeps_its_flags(ending, termin
 @endings
 def test_time_limit_counts_from_the_start_of_each_episode(ending):
     env = scripted(T.TimeLimit(3), episode_lengths=(2, 9), ending=ending).eval()
-    data, _ = tw.rollout(env, None, 7)
+    data = tw.rollout(env, None, 7)
     first, second = data["next", "done"][..., 0].int().tolist()
     assert first == [0, 1, 0, 0, 1, 0, 1]
     assert second == [0, 0, 1, 0, 1, 0, 0]
@@ -325,7 +325,7 @@ def test_time_limit_twice_applies_and_declares_the_tighter_one(inner, outer, lim
         T.TimeLimit(outer),
         episode_lengths=None,
     )
-    data, _ = tw.rollout(env, None, 6)
+    data = tw.rollout(env, None, 6)
     assert env.signature.max_episode_steps == limit
     truncated = data["next", "truncated"][0, :, 0].tolist()
     assert truncated == [number % limit == 0 for number in range(1, 7)]

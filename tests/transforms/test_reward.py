@@ -55,7 +55,7 @@ def test_transform_reward_covers_the_last_reward_of_an_episode_and_the_first_of_
         num_envs=1,
         episode_lengths=2,
     )
-    data, _ = tw.rollout(env, None, 4)
+    data = tw.rollout(env, None, 4)
     assert data["next", "reward"].flatten().tolist() == [10, 20, 10, 20]
 
 

@@ -14,10 +14,10 @@ from torchwrap._compile.graph import OUTSIDE, Graph, Options, Rollout, Settings,
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import infer, without_generators
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask
+from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.collector import Collector, Storage
 from torchwrap.env import Env, Root, Step
-from torchwrap.policy import State
+from torchwrap.policy import State, act
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -180,7 +180,9 @@ def _compiled_collector(collector: Collector, settings: Settings) -> Rollout:
     discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
 
     def step(root: Root) -> tuple[Storage, Root]:
-        transition, following = collector._step(root, env_step)
+        td = act(env, collector.policy, tensordict(root, env.num_envs))
+        env._check_step_input(td)
+        transition, following = env._transition(td, env_step)
         stored = collector._select(transition)
         if discrete and collector.policy is not None and not captures(env.device):
             outside = []

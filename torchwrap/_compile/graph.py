@@ -149,7 +149,7 @@ def _logged(name: str, inputs: Inputs) -> Iterator[None]:
 
 
 class Rollout:
-    """Takes the place of a collector's steps: `storage, root = rollout(root)`, time-first.
+    """Takes the place of a collector's steps: `storage = rollout(root)`, time-first.
 
     Args:
         collector: has the env, the policy and the number of steps.
@@ -171,13 +171,16 @@ class Rollout:
         self.inputs = Inputs(self._roots)
         self._prepare(root)
 
-    def __call__(self, root: Root) -> tuple[Storage, Root]:
+    def __call__(self, root: Root) -> Storage:
         run, buffers = self._prepare(root)
-        env = self.collector.env
-        env._status.unfinished = "collection"
-        storage, following = run(buffers, root)
+        storage, _ = self.collector.env._drive("collection", self._run, run, buffers, root)
+        return storage
+
+    def _run(self, run: Scan | Loop, *given: Any) -> tuple[Storage, Root]:
+        storage, following = run(*given)
         outside = storage.pop(OUTSIDE, None)
         if outside is not None and outside.any():
+            env = self.collector.env
             must = f"the policy must return actions in {env.single_action_space}"
             raise ValueError(refusal(env._label, must, "an action outside of it"))
         return storage, following

@@ -110,19 +110,6 @@ def recorders(owner: str, env: Env) -> list[RecordEpisodeStatistics]:
     return found
 
 
-@torch.no_grad()
-def step(env: Env, action: spaces.Value) -> tuple[TensorDict, TensorDict]:
-    """As `env.step(action)`, with the successor alone in place of the transition."""
-    env._check_ready("step()")
-    signature = env.signature
-    space = signature.single_action_space
-    spaces.check(env._label, "an action", space, action, signature.num_envs, signature.device)
-    env._status.unfinished = "step()"
-    step = env._compiled or env._step_and_reset
-    successor, root = step(action, {})
-    return successor, env._set_root(root)
-
-
 def load_statistics(
     owner: str,
     env: Env,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ class GymnasiumEnv(SimulatorEnv):
             if self._unseen_info_keys and done.any():
                 must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._label, must, sorted(self._unseen_info_keys)))
-            successor |= self._current_info()
+            successor |= self._root_info()
         return tensordict(successor, self.signature.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -230,12 +230,9 @@ class GymnasiumEnv(SimulatorEnv):
                     got = repr(info[name])
                     raise ValueError(refusal(self._label, must, got, remedy)) from None
 
-    @property
-    def _root_info(self) -> Callable[[], dict[str, spaces.Value]] | None:  # type: ignore[override]
-        # A bound method as an attribute would be a cycle of references, and keep workers alive.
-        return self._current_info if self.info_spaces else None
-
-    def _current_info(self) -> dict[str, spaces.Value]:
+    def _root_info(self) -> dict[str, spaces.Value]:
+        if not self.info_spaces:
+            return {}
         tensors = {}
         for name, values in self._infos.items():
             tensors[name] = spaces.tensor(values.copy(), self.device)

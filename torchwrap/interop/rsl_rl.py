@@ -131,7 +131,7 @@ class RslRlVecEnv(VecEnv):
 
     def get_observations(self) -> TensorDict:
         """The observations of the last step, reset or `env.restore`."""
-        return _groups(self.env._check_ready("get_observations()"))
+        return _groups(self.env.root)
 
     # The runner steps in inference mode: a tensor made there, and kept, cannot be written outside.
     @torch.inference_mode(False)

@@ -92,7 +92,8 @@ class SB3VecEnv(VecEnv):
         self._action = spaces.from_numpy(self.env.single_action_space, actions, self.env.device)
 
     def step_wait(self) -> VecEnvStepReturn:
-        successor, td = _checks.step(self.env, self._action)
+        transition, td = self.env.step(self._action)
+        successor = transition["next"]
         # SB3 adds the values of final observations to the reward, in place.
         rewards = _arrays(successor["reward"]).reshape(-1)
         dones = _arrays(successor["done"]).reshape(-1)

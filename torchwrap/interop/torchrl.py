@@ -147,7 +147,6 @@ def _extra_values(env: Env) -> TensorDict:
         if isinstance(layer, RecordVideo):  # it would write frames
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
     probe = copy.deepcopy(env, memo).train()
-    probe._root_info = None  # it would ask the simulator
     probe.reset(seed=0)
     transition, _ = probe.step_without_reset(probe.sample_action())
     return transition["next"].exclude("observation", "reward", *_FLAGS)
@@ -165,9 +164,8 @@ class _ZeroEnv(Env):
             "terminated": flag,
             "truncated": flag,
         }
-        info_spaces = getattr(env, "info_spaces", None)
-        if info_spaces:
-            values["info"] = Dict(info_spaces)
+        if env.info_spaces:
+            values["info"] = Dict(dict(env.info_spaces))
         self.values = Dict(values)
 
     def _step(self, action: spaces.Value) -> Any:

@@ -53,7 +53,6 @@ class Wrapper(Env):
         self.action_stream = env.action_stream
         self.can_snapshot = env.can_snapshot
         self.host_stepped = env.host_stepped
-        self._root_info = env._root_info
 
     def _check_env(self, env: object) -> None:
         name = type(self).__name__
