@@ -427,63 +427,15 @@ def permutation(key: Key, n: int) -> Tensor:
     return words.sort(-1).values & (2**31 - 1)
 
 
-def choice(
-    key: Key,
-    n: int,
-    shape: tuple[int, ...] = (),
-    p: Tensor | None = None,
-) -> Tensor:
-    """Random indices in [0, n), with replacement, int64.
-
-    Args:
-        key: the coordinates of the indices.
-        n: number of alternatives, 1 to 2**31.
-        shape: of the indices of one env.
-        p: probabilities, `(n,)` or `(*key_shape, n)`, equal by default; nonnegative, and summing to
-            1 up to rounding. An index with a probability below 2**-52 is never drawn. The values
-            are checked only in eager mode on the CPU.
+def choice(key: Key, n: int, shape: tuple[int, ...] = ()) -> Tensor:
+    """Random indices in [0, n), with replacement and equally likely, int64, for an `n` to 2**31.
 
     >>> from torchwrap.random import Stream
-    >>> choice(Stream(2, seed=0).key(), 3, (4,), torch.tensor([0.3, 0.0, 0.7]))
-    tensor([[2, 0, 2, 2],
-            [0, 0, 0, 2]])
+    >>> choice(Stream(2, seed=0).key(), 3, (4,))
+    tensor([[2, 2, 0, 0],
+            [0, 2, 0, 0]])
     """
     if not isinstance(n, int):
         remedy = "To choose a value, write `values[choice(key, len(values))]`"
         raise TypeError(refusal("choice", "n must be an integer", repr(n), remedy))
-    if not 1 <= n <= 2**31:
-        raise ValueError(refusal("choice", "n must be in [1, 2**31]", n))
-    if p is None:
-        return integers(key, n, shape=shape)
-    _check_probabilities(p, key, n)
-    # Sums of integers are exact in any order, so every device gives the same result. The total is
-    # below 2**53, so its product with a uniform number below 1 is rounded to less than the total.
-    sums = (p.double() * 2**52).long().cumsum(-1)
-    total = sums[..., -1:]
-    numbers = uniform(key, shape=(math.prod(shape),), dtype=torch.float64)
-    thresholds = (numbers * total).long().contiguous()
-    indices = torch.searchsorted(sums, thresholds, right=True)  # skips probabilities of 0
-    return indices.reshape((*key.env.shape, *shape))
-
-
-def _check_probabilities(
-    p: object,
-    key: Key,
-    n: int,
-) -> None:
-    if not isinstance(p, Tensor) or not p.is_floating_point():
-        raise TypeError(refusal("choice", "p must be a floating-point tensor", repr(p)))
-    shapes = [(n,), (*key.env.shape, n)]
-    if p.shape not in shapes:
-        must = f"p must have the shape {shapes[0]} or {shapes[1]}"
-        raise ValueError(refusal("choice", must, tuple(p.shape)))
-    arrays = as_arrays(p.detach().double())
-    if arrays is None:
-        return
-    rows = arrays[0].reshape(-1, n)
-    tolerance = math.sqrt(torch.finfo(p.dtype).eps)  # as in numpy.random.Generator.choice
-    error = abs(rows.sum(-1) - 1)
-    is_valid = (rows >= 0).all(-1) & (error <= tolerance)
-    if not is_valid.all():
-        wrong = rows[~is_valid][0]
-        raise ValueError(refusal("choice", "p must be nonnegative and sum to 1", wrong))
+    return integers(key, n, shape=shape)

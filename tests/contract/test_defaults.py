@@ -103,23 +103,12 @@ def test_env_under_another_default_plays_the_same(name, under_default):
         assert_same(found, expected)
 
 
-def choice(key):
-    probabilities = torch.full(
-        (2,),
-        0.5,
-        dtype=torch.float32,
-        device="cpu",
-    )
-    return random.choice(key, 2, (3,), probabilities)
-
-
 DRAWS = {
     "uniform": lambda key: random.uniform(key, shape=(3,)),
     "normal": lambda key: random.normal(key, shape=(3,)),
     "exponential": lambda key: random.exponential(key, shape=(3,)),
     "integers": lambda key: random.integers(key, 5, shape=(3,)),
     "permutation": lambda key: random.permutation(key, 5),
-    "choice": choice,
 }
 
 

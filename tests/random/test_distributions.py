@@ -1,5 +1,4 @@
 import functools
-import math
 
 import numpy as np
 import pytest
@@ -10,28 +9,12 @@ from torchwrap import random
 from torchwrap.random import Key, Stream
 
 WORDS = {"least": 0, "greatest": 0xFFFFFFFF}
-P = torch.tensor([0.1, 0.2, 0.0, 0.3, 0.4])
 FLOATS = [random.uniform, random.normal, random.exponential]
 partial = functools.partial
 
 
 def with_counts(key):
     return random.integers(key, torch.tensor([3, 2**31], device=key.env.device), shape=(5, 2))
-
-
-def with_p(key, shape=(5, 2)):
-    return random.choice(key, 5, shape, P.to(key.env.device))
-
-
-def with_p_of_each_env(key):
-    weights = torch.tensor([1.0, 0.0, 2.0, 3.0], device=key.env.device).double()
-    weights = key.env.unsqueeze(-1) * weights + 2
-    return random.choice(
-        key,
-        4,
-        (5, 2),
-        weights / weights.sum(-1, keepdim=True),
-    )
 
 
 DRAWS = {
@@ -42,12 +25,9 @@ DRAWS = {
     "integers": partial(random.integers, low=10, shape=(5, 2)),
     "integers with counts": with_counts,
     "choice": partial(random.choice, n=10, shape=(5, 2)),
-    "choice with p": with_p,
-    "choice with p of each env": with_p_of_each_env,
     "scalar uniform": random.uniform,
     "scalar normal": random.normal,
     "scalar integers": partial(random.integers, low=10),
-    "scalar choice with p": partial(with_p, shape=()),
     "bits": partial(random.bits, count=7),
     "permutation": partial(random.permutation, n=7),
 }
@@ -113,7 +93,6 @@ def some_draws(key):
         "uniform": random.uniform(key, shape=(8,)),
         "uniform float64": random.uniform(key, shape=(4,), dtype=torch.float64),
         "permutation": random.permutation(key, 8),
-        "choice with p": with_p(key, (4,)),
         **two_draws(key),
     }
 
@@ -177,7 +156,7 @@ def test_float_draws_of_extreme_words_are_finite(set_bits, draw, dtype, word):
     assert draw(Stream(2, seed=1).key(), shape=(3,), dtype=dtype).isfinite().all()
 
 
-# Permutation and choice.
+# Permutation.
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
@@ -192,37 +171,6 @@ def test_permutation_with_equal_words_is_stable(set_bits, key):
     set_bits(coarse)
     expected = np.argsort(coarse.numpy(), -1, kind="stable")
     assert np.array_equal(random.permutation(key, 5000).numpy(), expected)
-
-
-ENDS = [(WORDS["least"], 1), (WORDS["greatest"], 3)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("word", "index"), ENDS, ids=WORDS)
-def test_choice_at_the_ends_of_uniform_has_nonzero_probability(set_bits, word, index, dtype):
-    set_bits(word)
-    p = torch.tensor([0, 0.25, 0, 0.75, 0, 0], dtype=dtype)
-    tiny = torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)
-    rounding = math.sqrt(torch.finfo(dtype).eps) / 2
-    for near in (p, p * (1 - rounding), p * (1 + rounding), p + tiny):
-        drawn = random.choice(
-            Stream(2, seed=1).key(),
-            6,
-            (3,),
-            near,
-        )
-        assert drawn.unique().tolist() == [index]
-
-
-def test_choice_at_a_cumulative_probability_is_the_next_alternative(set_bits):
-    set_bits([2**31, 0, 2**31, 0])  # words of two numbers, each 0.5
-    p = torch.tensor([0.5, 0.0, 0.5])
-    assert random.choice(
-        Stream(1, seed=1).key(),
-        3,
-        (2,),
-        p,
-    ).tolist() == [[2, 2]]
 
 
 # Arguments.
@@ -243,32 +191,8 @@ def test_arguments_have_numpys_order_and_may_be_tensors(key):
     assert torch.equal(integers, random.integers(key, 3, shape=shape) + start)
 
 
-INVALID_P = {
-    "list": [0.5, 0.5],
-    "integers": torch.tensor([1, 0]),
-    "length": torch.ones(3) / 3,
-    "rows": torch.ones(3, 2) / 2,
-    "large sum": torch.tensor([0.5, 0.501]),
-    "small sum": torch.tensor([0.5, 0.499]),
-    "negative": torch.tensor([1.5, -0.5]),
-    "NaN": torch.tensor([math.nan, 1.0]),
-    "one row": torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 0.5]]),
-}
-
-
-@pytest.mark.parametrize("p", INVALID_P.values(), ids=INVALID_P)
-def test_choice_with_an_invalid_p_raises(p):
-    with pytest.raises((TypeError, ValueError), match="p must"):
-        random.choice(
-            Stream(4, seed=1).key(),
-            2,
-            (),
-            p,
-        )
-
-
 INVALID_N = [
-    *[(random.choice, n) for n in (0, 2**31 + 1, torch.ones(2))],
+    (random.choice, torch.ones(2)),
     *[(random.permutation, n) for n in (-1, 2**26 + 1)],
     *[(random.integers, n) for n in (0, 2**31 + 1, 2.5)],
 ]
