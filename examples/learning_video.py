@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import imageio.v2
+import numpy as np
 import ppo
 from PIL import Image, ImageDraw
 
@@ -23,17 +24,24 @@ CAPTION = 20
 TARGET = Path(__file__).parent / "media" / "learning.gif"
 
 
+class Tiles(tw.Wrapper):
+    """Renders all envs as tiles of one picture, between gray lines."""
+
+    def render(self, envs: object = None) -> tuple[np.ndarray]:
+        frames = np.stack(self.env.render())
+        frames = np.pad(frames, [(0, 0), (0, 2), (0, 2), (0, 0)], constant_values=128)
+        _, height, width, channels = frames.shape
+        rows = frames.reshape(8, 8, height, width, channels).swapaxes(1, 2)
+        return (rows.reshape(8 * height, 8 * width, channels),)
+
+
 def record(folder: Path) -> None:
     def make(id: str, num_envs: int, **arguments: object) -> tw.Env:
         if num_envs != NUM_ENVS:  # the script also makes a probe and envs for evaluation
             return tw.make(id, num_envs, **arguments)
         env = tw.make(id, num_envs, render_mode="rgb_array", **arguments)
         return W.RecordVideo(
-            env,
-            folder,
-            step_trigger=lambda step: step in STARTS,
-            video_length=FRAMES,
-            envs=range(NUM_ENVS),
+            Tiles(env), folder, step_trigger=lambda step: step in STARTS, video_length=FRAMES
         )
 
     args = ppo.Args(env_id="Pendulum-v1", num_envs=NUM_ENVS, num_steps=64, out=folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -34,7 +33,9 @@ class RenderWrapper(Wrapper):
         self.from_observation = validation.flag(owner, "from_observation", from_observation)
         if from_observation:
             box = spaces.box(owner, "observation", env.single_observation_space)
-            self._is_stack = _is_stack(owner, box.shape)
+            if not _is_image(box.shape, (1, 3)):
+                must = "observations must be images (h, w), (h, w, 1) or (h, w, 3)"
+                raise ValueError(refusal(owner, must, box.shape))
         elif env.render_mode != "rgb_array":
             must = 'env must have render_mode="rgb_array"'
             raise ValueError(refusal(owner, must, repr(env.render_mode)))
@@ -107,12 +108,12 @@ class AddRenderObservation(RenderWrapper):
 
 
 class RecordVideo(RenderWrapper):
-    """Records mp4 videos of one env, or of several envs as tiles of one picture.
+    """Records mp4 videos of one env.
 
-    A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger,
-    Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. An episode in which no
-    step was taken leaves no file. `close()` completes the last file, and so does the end of the
-    program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
+    A video shows an episode, or a fixed number of frames. Without a trigger, Gymnasium's schedule
+    applies: episodes 0, 1, 8, 27, ... and every 1000th. An episode in which no step was taken
+    leaves no file. `close()` completes the last file, and so does the end of the program. It needs
+    imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
@@ -123,9 +124,8 @@ class RecordVideo(RenderWrapper):
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and
             `{name_prefix}-step-{number}.mp4`. It holds no folder.
         fps: frames per second. None takes the env's own rate, or 30.
-        envs: indices of the envs to show.
-        from_observation: whether to record observations that are images, or the latest one of a
-            stack with frames first, instead of `render()`. ALE's vector env needs it.
+        envs: the index of the env, `[index]`.
+        from_observation: whether to record observations, which are images, instead of `render()`.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -159,11 +159,10 @@ class RecordVideo(RenderWrapper):
         if Path(name_prefix).name != str(name_prefix):
             must = "name_prefix must be the beginning of a file's name"
             raise ValueError(refusal(owner, must, repr(name_prefix), "Give the folder before it"))
-        if not len(envs):
-            raise ValueError(refusal(owner, "envs must hold at least one index", repr(envs)))
-        for row in envs:
-            validation.integer(owner, "each index in envs", row, 0, self.num_envs - 1)
+        if len(envs) != 1:
+            raise ValueError(refusal(owner, "envs must hold one index", repr(envs)))
         self.envs = list(envs)
+        validation.integer(owner, "the index in envs", envs[0], 0, self.num_envs - 1)
         if fps is None:
             fps = env.metadata.get("render_fps") or 30
         self.fps = validation.positive(owner, 'fps or metadata["render_fps"]', fps)
@@ -177,7 +176,6 @@ class RecordVideo(RenderWrapper):
         self._path: Path | None = None
         self._writer: Any = None
         self._frames: list[NDArray[np.uint8]] = []  # that wait for the first step of an episode
-        self._tiles: list[NDArray[np.uint8]] = []  # the frame of each env
         self._num_frames = 0
         self._step_id = -1
         self._episode_id = -1
@@ -212,7 +210,6 @@ class RecordVideo(RenderWrapper):
 
     def _start_video(self, name: str) -> None:
         self._close_video()
-        self._tiles = []
         self._num_frames = 0
         self._path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
 
@@ -224,17 +221,10 @@ class RecordVideo(RenderWrapper):
         if self._path is None:
             return
         if self.from_observation:
-            observations = td["observation"][self.envs].cpu().numpy()
-            frames = [value[-1] if self._is_stack else value for value in observations]
+            frame = td["observation"][self.envs[0]].numpy(force=True)
         else:
-            frames = list(map(np.asarray, self.env.render(self.envs)))
-        alive = self.unwrapped._status.alive
-        if alive is not None and self._tiles:
-            for index, row in enumerate(self.envs):
-                if not alive.numpy()[row]:
-                    frames[index] = self._tiles[index]
-        self._tiles = frames
-        frame = tiled(list(map(_to_rgb, frames)))
+            frame = np.asarray(self.env.render(self.envs)[0])
+        frame = _to_rgb(frame)
         height, width, _ = frame.shape
         # Padded with black if they are odd, because the codec needs even ones.
         odd = (height % 2, width % 2, 0)
@@ -282,50 +272,19 @@ def _complete(writer: Any, temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _is_stack(owner: str, shape: tuple[int, ...]) -> bool:
-    """Whether observations are stacks of images, oldest first. Raises if they are neither."""
-    has_channels = len(shape) == 3 and shape[2] in (1, 3)
-    if len(shape) == 2 or has_channels:
-        return False
-    has_frames_first = len(shape) == 3 and shape[0] < shape[2]
-    if has_frames_first or len(shape) == 4:
-        return True
-    must = "observations must be images (h, w), (h, w, 1) or (h, w, 3), or stacks with frames first"
-    remedy = "Put the wrapper below FrameStackObservation"
-    raise ValueError(refusal(owner, must, shape, remedy))
-
-
-def _is_frame(array: NDArray[Any]) -> bool:
-    has_channels = array.ndim == 3 and array.shape[2] in (1, 3, 4)
-    return array.ndim == 2 or has_channels
+def _is_image(shape: tuple[int, ...], channels: tuple[int, ...]) -> bool:
+    has_channels = len(shape) == 3 and shape[2] in channels
+    return len(shape) == 2 or has_channels
 
 
 def _to_rgb(frame: NDArray[Any]) -> NDArray[np.uint8]:
-    if frame.dtype != np.uint8 or not _is_frame(frame):
+    if frame.dtype != np.uint8 or not _is_image(frame.shape, (1, 3, 4)):
         must = "a frame must be (height, width, 3) of uint8, or gray: (height, width)"
         raise ValueError(refusal("RecordVideo", must, f"{frame.shape} {frame.dtype}"))
     channels = frame.reshape(*frame.shape[:2], -1)
     if channels.shape[2] == 1:
         channels = np.repeat(channels, 3, 2)
     return channels[..., :3]
-
-
-def tiled(frames: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Frames `(height, width, 3)` of one size as tiles of one picture, nearly square.
-
-    Gray lines of two pixels separate the tiles. Empty tiles are black.
-    """
-    columns = math.ceil(math.sqrt(len(frames)))
-    rows = math.ceil(len(frames) / columns)
-    num_empty = rows * columns - len(frames)
-    line = ((0, 2), (0, 2), (0, 0))
-    tiles = []
-    for frame in [*frames, *[np.zeros_like(frames[0])] * num_empty]:
-        tiles.append(np.pad(frame, line, constant_values=128))
-    lines = []
-    for row in range(rows):
-        lines.append(np.concatenate(tiles[row * columns :][:columns], 1))
-    return np.concatenate(lines)[:-2, :-2]
 
 
 def capped_cubic(episode: int) -> bool:
