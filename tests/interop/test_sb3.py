@@ -816,7 +816,7 @@ class Reach(gymnasium.Env):
 
 
 class NativeReach(FuncEnv):
-    """The same as functions of a single env, with a norm over all of a goal's numbers."""
+    """The same as functions. `compute_reward` takes batches of NumPy, too."""
 
     observation_space = GOALS
     action_space = Box(-1, 1, (2,))
@@ -839,22 +839,14 @@ class NativeReach(FuncEnv):
             "desired_goal": state["goal"],
         }
 
-    def compute_reward(self, achieved_goal, desired_goal, info):
-        return (torch.linalg.vector_norm(achieved_goal - desired_goal) < 0.2).float() - 1
+    compute_reward = Reach.compute_reward
 
     def reward(self, state, action, next_state, rng, params=None):
-        return self.compute_reward(next_state["position"], state["goal"], {})
+        distance = torch.linalg.vector_norm(next_state["position"] - state["goal"])
+        return (distance < 0.2).float() - 1
 
     def terminal(self, state, rng, params=None):
         return state["goal"][..., 0] > 99
-
-
-class BatchedReach(NativeReach):
-    broadcasts = True
-
-    def compute_reward(self, achieved_goal, desired_goal, info):
-        distance = torch.linalg.vector_norm(achieved_goal - desired_goal, dim=-1)
-        return (distance < 0.2).float() - 1
 
 
 def simulated_reach(mode):
@@ -867,15 +859,14 @@ def simulated_reach(mode):
     )
 
 
-def native_reach(functions=NativeReach):
-    return tw.FunctionalEnv(functions(), 2, max_episode_steps=9)
+def native_reach():
+    return tw.FunctionalEnv(NativeReach(), 2, max_episode_steps=9)
 
 
 REACH = {
     "async": lambda: simulated_reach("async"),
     "sync": lambda: simulated_reach("sync"),
     "functional": native_reach,
-    "broadcasting": lambda: native_reach(BatchedReach),
 }
 
 

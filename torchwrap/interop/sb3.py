@@ -45,9 +45,9 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     the same attributes as `env.get_wrapper_attr`. An attribute of the whole batch is read or called
     once, and each index gets the result, or its own row of `params` and of the result of
     `action_masks()`, for MaskablePPO. The functions of a `FunctionalEnv` may have
-    `action_masks(state)`, for a single env. `HerReplayBuffer` calls
-    `compute_reward(achieved_goal, desired_goal, info)` of a Gymnasium env or of the functions of a
-    `FunctionalEnv`; no transform may change goals or rewards.
+    `action_masks(state)`, for a single env. `HerReplayBuffer` calls the env's
+    `compute_reward(achieved_goal, desired_goal, info)` with NumPy batches; no transform may change
+    goals or rewards.
 
     Args:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`,
@@ -158,9 +158,7 @@ class SB3VecEnv(VecEnv):
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
         if method_name == "compute_reward":
-            result = self._compute_reward()(*args, **kwargs)
-            results = _checks.per_env(self.env, method_name, result)
-            return self._select(results, indices)
+            self._check_goals()
         rows = list(self._get_indices(indices))
         if rows != list(range(self.num_envs)):
             method = self.env.get_wrapper_attr(method_name)
@@ -169,8 +167,8 @@ class SB3VecEnv(VecEnv):
         results = _checks.call(self.env, method_name, *args, **kwargs)
         return self._select(results, indices)
 
-    def _compute_reward(self) -> Any:
-        """The env's `compute_reward`, which HER calls with goals from stored observations."""
+    def _check_goals(self) -> None:
+        """Raises if HER would compute rewards from goals that the env does not know."""
         base: Any = self.env.unwrapped
         goals = spaces.children(base.single_observation_space) or {}
         given = spaces.children(self.observation_space) or {}
@@ -190,20 +188,6 @@ class SB3VecEnv(VecEnv):
                     "Use VecNormalize, around to_sb3(env), instead",
                 )
             )
-        functions: Any = getattr(base, "func_env", None)
-        if not hasattr(functions, "compute_reward"):
-            return self.env.get_wrapper_attr("compute_reward")
-        # It is for a single env, like the other functions; infos of live envs are empty.
-        compute = functions.compute_reward
-        if not getattr(functions, "broadcasts", False):
-            compute = torch.vmap(compute, in_dims=(0, 0, None))
-
-        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
-            achieved = torch.as_tensor(achieved_goal, device=self.env.device)
-            desired = torch.as_tensor(desired_goal, device=self.env.device)
-            return _arrays(compute(achieved, desired, {}))
-
-        return compute_reward
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
