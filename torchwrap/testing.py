@@ -23,8 +23,9 @@ from torchwrap._core import spec, validation
 from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import RowMask, leaves
+from torchwrap._core.rows import RowMask, equal, leaves
 from torchwrap.env import Env, Options
+from torchwrap.functional import FunctionalEnv
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -295,6 +296,31 @@ def _check_step_results(make: MakeEnv) -> None:
         _require_in_space("step()", env, td)
 
 
+def _check_functions(make: MakeEnv) -> None:
+    """The functions of a `FunctionalEnv` are pure."""
+    env = make().unwrapped
+    if not isinstance(env, FunctionalEnv):
+        return
+    actions = _sample_actions(env)
+    next(_steps(env, actions))  # the first step refuses a key that is drawn from twice
+    call = env.call
+
+    def checked(name: str, key: random.Key, *arguments: Any, **keywords: Any) -> Any:
+        given = (arguments, env.params)
+        before = [leaf.clone() for leaf in leaves(given)]
+        result = call(name, key, *arguments, **keywords)
+        owner = f"{name} of the functions"
+        is_kept = equal(tuple(before), tuple(leaves(given)))
+        _require(is_kept, f"{owner} writes to its arguments. Return new tensors, as `x + 1` is.")
+        again = call(name, key, *arguments, **keywords)
+        fault = f"{owner} returns different results in two calls with the same arguments"
+        _require(equal(result, again), f"{fault}. Keep what changes in the state.")
+        return result
+
+    env.call = checked  # type: ignore[method-assign]
+    list(_steps(env, actions))
+
+
 def _check_caller_owns_results(make: MakeEnv) -> None:
     env, other, actions = _make_twins(make)
     kept = []
@@ -464,11 +490,12 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
 
 # The library itself raises the second and the third, and PyTorch the last one in the user's code.
 _FAULTS = (AssertionError, TypeError, ValueError, RuntimeError)
-_NAMING = (_check_step_results, _check_action)  # their messages name the cause
+_NAMING = (_check_step_results, _check_functions, _check_action)  # their messages name the cause
 _TRANSFORM_CHECKS = (_check_action, _check_eval, _check_masked_reset)
 # Each check relies on those before it.
 _ENV_CHECKS: tuple[Check, ...] = (
     _check_step_results,
+    _check_functions,
     _check_seeding,
     _check_sharding,
     _check_caller_owns_results,

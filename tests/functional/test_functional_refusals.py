@@ -9,6 +9,7 @@ from func_envs import BroadcastWalk, Walk, changed, play, some_actions, variant
 from helpers import buffers
 
 from torchwrap import FunctionalEnv
+from torchwrap.testing import check_env
 
 COUNT = torch.zeros((), dtype=torch.int64)
 FLAGS = torch.zeros(2, dtype=torch.bool)
@@ -155,15 +156,17 @@ def test_function_that_reads_on_the_host_is_told_the_remedy(function):
         FunctionalEnv(on_position(function), 3)
 
 
-@pytest.mark.parametrize("base", [Walk, BroadcastWalk])
-def test_function_that_keeps_a_tensor_in_an_attribute_raises(base):
-    class Keeping(base):
-        def observation(self, state, rng):
-            self.last = 2 * state["position"]
-            return super().observation(state, rng)
+def test_function_that_keeps_a_tensor_in_an_attribute_is_found_by_check_env():
+    class Keeping(BroadcastWalk):
+        last = 0.0
 
-    with pytest.raises(TypeError, match=r"Keeping\.observation: .*self\.last"):
-        FunctionalEnv(Keeping(), 2)
+        def observation(self, state, rng):
+            last = self.last
+            self.last = state["position"].mean()
+            return super().observation(state, rng) + last
+
+    with pytest.raises(AssertionError, match="^Keeping: .*observation"):
+        check_env(lambda n: FunctionalEnv(Keeping(), n))
 
 
 def test_function_may_cache_a_constant_in_an_attribute():

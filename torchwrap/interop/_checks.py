@@ -211,7 +211,7 @@ def call(
     base: Any = env.unwrapped
     functions = getattr(base, "func_env", None)
     if name == "action_masks" and result == getattr(functions, name, None):
-        result = base._call(name, base.stream.key(), base.state)
+        result = base.call(name, base.stream.key(), base.state)
     elif callable(result):
         result = result(*args, **kwargs)
     if isinstance(result, Tensor):
