@@ -308,7 +308,7 @@ IMPURE = {
 
 @pytest.mark.parametrize("draw", IMPURE.values(), ids=IMPURE)
 def test_function_with_state_between_calls_is_found_by_check_env(draw):
-    with pytest.raises(AssertionError, match="^Mine: transition .* two calls"):
+    with pytest.raises(AssertionError, match=r"^Mine: transition .* two calls"):
         check_env(lambda n: drawing_env(draw, n))
 
 

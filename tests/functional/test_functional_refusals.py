@@ -165,7 +165,7 @@ def test_function_that_keeps_a_tensor_in_an_attribute_is_found_by_check_env():
             self.last = state["position"].mean()
             return super().observation(state, rng) + last
 
-    with pytest.raises(AssertionError, match="^Keeping: .*observation"):
+    with pytest.raises(AssertionError, match=r"^Keeping: .*observation"):
         check_env(lambda n: FunctionalEnv(Keeping(), n))
 
 
