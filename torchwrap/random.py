@@ -427,7 +427,11 @@ def permutation(key: Key, n: int) -> Tensor:
     return words.sort(-1).values & (2**31 - 1)
 
 
-def choice(key: Key, n: int, shape: tuple[int, ...] = ()) -> Tensor:
+def choice(
+    key: Key,
+    n: int,
+    shape: tuple[int, ...] = (),
+) -> Tensor:
     """Random indices in [0, n), with replacement and equally likely, int64, for an `n` to 2**31.
 
     >>> from torchwrap.random import Stream
