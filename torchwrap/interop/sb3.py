@@ -30,9 +30,10 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     space), rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and infos. On the CPU they
     share memory with tensors that no later step changes; from another device they are copied.
     Actions are copied. The info of a live env is empty. The info of a finished env holds
-    `terminal_observation`, `TimeLimit.truncated`, the env's own info, numbers as Python scalars,
-    and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and
-    the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords` only.
+    `terminal_observation`, `TimeLimit.truncated`, every entry of the env's own info, numbers as
+    Python scalars, and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`,
+    the length `l` and the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords`
+    only.
 
     For an env with a `state_dict`, such as running statistics, the result holds a `VecNormalize`:
     `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy the
@@ -102,12 +103,8 @@ class SB3VecEnv(VecEnv):
         if len(finished):
             rows = successor[torch.as_tensor(finished, device=self.env.device)]
             columns = self._final_infos(rows)
-            masks = getattr(self.env.unwrapped, "successor_info_masks", {})
             for i, row in enumerate(finished):
                 infos[row] = _row(columns, i)
-                for name, mask in masks.items():
-                    if not mask[row]:
-                        infos[row].pop(name, None)
         return _arrays(td["observation"]), rewards, dones, infos
 
     def _final_infos(self, successor: TensorDict) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -29,7 +28,8 @@ def to_gymnasium(
 ) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, with NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. If the env has
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos hold the entries of
+    the env's `info_keys` for every env, zeros where it has none. If the env has
     `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`,
     `l` and `t`, and so does `final_info`.
 
@@ -97,11 +97,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
-        return self._observation(td), self._root_infos(td, mask)
-
-    def _root_infos(self, td: TensorDict, mask: Mask) -> Info:
-        masks = getattr(self.env.unwrapped, "info_masks", {})
-        return _batch_infos(td.get("info", {}), mask, masks)
+        return self._observation(td), _batch_infos(td.get("info", {}), mask)
 
     def _check_mask(self, mask: Any) -> None:
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
@@ -126,7 +122,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         done = terminated | truncated
         infos = self._infos(successor, done)
         if self._same_step:
-            for name, values in self._root_infos(td, done).items():
+            for name, values in _batch_infos(td.get("info", {}), done).items():
                 batch: Any = infos.setdefault(name, values)
                 batch[done] = values[done]
         else:
@@ -154,15 +150,14 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _infos(self, successor: TensorDict, done: Mask) -> Info:
         info = dict(successor.get("info", {}).items())
         rows = ~done if self._same_step else np.ones_like(done)
-        masks = getattr(self.env.unwrapped, "successor_info_masks", {})
-        infos = _batch_infos(info, rows, masks)
+        infos = _batch_infos(info, rows)
         if not done.any():
             return infos
         final: Info = self._statistics(successor, done)
         if self._same_step:
             # Gymnasium's wrapper of single envs has its statistics in final_info. Its vector
             # wrapper has them at the top.
-            final_info = _batch_infos({**info, **final}, done, masks)
+            final_info = _batch_infos({**info, **final}, done)
             final_obs = self._final_observations(successor, done)
             final |= {"final_info": final_info, "final_obs": final_obs}
         for key, value in final.items():
@@ -238,28 +233,20 @@ def _to_array(column: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _batch_infos(
-    values: Info | TensorDict,
-    rows: Mask,
-    masks: Mapping[str, Mask],
-) -> Info:
-    """Infos as Gymnasium batches them: zeros outside of a mask, which is under `_name`.
-
-    `masks` has those of the entries that are not in every row.
-    """
+def _batch_infos(values: Info | TensorDict, rows: Mask) -> Info:
+    """Infos as Gymnasium batches them: zeros outside of a mask, which is under `_name`."""
     infos: Info = {}
+    if not rows.any():
+        return infos
     for name, value in values.items():
-        mask = rows & masks.get(name, True)
-        if not mask.any():
-            continue
-        infos[f"_{name}"] = mask
+        infos[f"_{name}"] = rows.copy()
         if isinstance(value, dict | TensorDict):
-            infos[name] = _batch_infos(value, mask, {})
+            infos[name] = _batch_infos(value, rows)
             continue
         if isinstance(value, torch.Tensor):
             value = value.numpy(force=True)
         array = np.array(value)
-        array[~mask] = 0
+        array[~rows] = 0
         if array.shape[1:] == (1,):
             array = array[:, 0]
         infos[name] = array
