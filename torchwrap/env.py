@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -55,11 +55,6 @@ class _Status:
     """The last root. None before the first reset."""
     unfinished: str | None = None
     """The call that has begun to change the env and has not returned."""
-    alive: RowMask | None
-    """In a repeated action: the rows whose episode is not over. Results of others are dropped."""
-
-    def __init__(self) -> None:
-        self.alive = None  # in the object, because `torch.compile` guards which attributes it has
 
 
 class Env(BatchedModule):
@@ -120,14 +115,8 @@ class Env(BatchedModule):
     info_spaces: Mapping[str, Space[Any]] = {}
     """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
-    info_names: Collection[str] | None = None
-    """The names of the infos. None if they are not known at construction."""
-
     parameter_names: Sequence[str] = ()
     """The names of the `params` of functions, which go before attributes of other layers."""
-
-    can_repeat = True
-    """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
 
     def __init__(
         self,
@@ -185,6 +174,12 @@ class Env(BatchedModule):
         raise NotImplementedError(
             f"{type(self).__name__} does not implement _reset(mask, options)."
         )
+
+    def _leave_out(self, rows: RowMask) -> None:
+        """Lets finished rows wait in the next step, whose results for them are dropped.
+
+        Repeated actions call it. Raises if the simulator's other rows cannot go on without them.
+        """
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         """Seeds every random stream in the rows of `mask`, each of a transform by its name."""

@@ -462,7 +462,6 @@ class FunctionalEnv(Env):
         if len(set(names)) < len(names):
             must = "transition_info and state_info must have different names"
             raise ValueError(refusal(owner, must, names))
-        self.info_names = tuple(names)
 
     def _first_result(
         self,

@@ -8,7 +8,7 @@ such values, under the dict's keys or "0", "1", ...
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -447,20 +447,6 @@ def check_function(
     check(owner, f"func's {what}", returns, result, num_envs, device, remedy=remedy)
 
 
-def infos(
-    owner: str,
-    td: TensorDict,
-    names: Sequence[str],
-) -> list[Tensor]:
-    """The entries of a successor's info. Raises a ValueError if it lacks one."""
-    try:
-        return [td["info", name] for name in names]  # type: ignore[misc]
-    except KeyError as error:
-        must = f"info must have {list(names)} ({error.args[0]})"
-        remedy = "Pass info_keys for an env of Gymnasium, or write state_info for a FunctionalEnv"
-        raise ValueError(refusal(owner, must, remedy=remedy)) from error
-
-
 @dataclasses.dataclass(frozen=True)
 class Signature:
     """Describes a batch of envs to a transform, which returns the description for the layer above.
@@ -472,9 +458,6 @@ class Signature:
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
         policy_state: the state that a recurrent policy carries from step to step, by name.
-        summed_info: where a layer repeats actions, the names of the infos that it sums. None if
-            every step is one of the env.
-        last_info: the names of its other infos. None if they are not known.
 
     >>> from gymnasium.spaces import Box, Discrete
     >>> signature = Signature(4, Box(-1, 1, (3,)), Discrete(2))
@@ -489,8 +472,6 @@ class Signature:
     max_episode_steps: int | None = None
     first_index: int = 0
     policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
-    summed_info: frozenset[str] | None = None
-    last_info: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         validation.integer("Env", "num_envs", self.num_envs, at_least=1)

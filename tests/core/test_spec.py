@@ -212,6 +212,12 @@ def spec_with(*layers):
     return spec
 
 
+def test_spec_with_an_unused_argument_of_version_0_2_rebuilds():
+    kwargs = {"num_repeats": 2, "summed_info": []}
+    layer = recipe("torchwrap.wrappers.repeat:RepeatAction", **kwargs)
+    assert tw.make(spec_with(layer)).num_repeats == 2
+
+
 FOREIGN = ["os:system", "subprocess:Popen", "torch.nn:Identity", "os"]
 FOREIGN += ["torchwrap.testing:ScriptedEnv"]
 

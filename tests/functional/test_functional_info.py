@@ -155,23 +155,11 @@ def test_entries_of_one_tensor_do_not_share_memory(base):
 
 
 @both_telling
-def test_info_of_a_repeated_action_is_the_last_or_a_declared_sum(func_env):
-    env = RepeatAction(FunctionalEnv(func_env, 2), 3, summed_info=["asked", "position"])
-    info = one_step(
-        env,
-        torch.tensor(
-            [
-                [2.0],
-                [0.5],
-            ]
-        ),
-    )["info"]  # env 0 ends after two
+def test_info_of_a_repeated_action_is_that_of_the_last_step(func_env):
+    env = RepeatAction(FunctionalEnv(func_env, 2), 3)
+    info = one_step(env, torch.tensor([[2.0], [0.5]]))["info"]  # env 0 ends after two
     assert info["count"].tolist() == [[2], [3]]
-    assert info["asked"].tolist() == [[4], [1.5]]
-    assert info["position"].tolist() == [
-        [6, 2],
-        [3, 1.5],
-    ]
+    assert info["asked"].tolist() == [[2], [0.5]]
 
 
 def test_params_reach_the_optional_functions():

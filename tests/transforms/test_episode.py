@@ -225,50 +225,6 @@ def test_evaluate_returns_metrics():
     assert found["episode_push_min"].tolist() == [0.5, 0.5, -0.5, -0.5]
 
 
-def test_metric_of_an_env_that_does_not_name_its_infos_has_to_be_summed_below():
-    repeated = tw.wrappers.RepeatAction(ScriptedEnv(1), 2)
-    with pytest.raises(ValueError, match=r"metrics .*summed_info"):
-        tw.TransformedEnv(
-            repeated,
-            T.RecordEpisodeStatistics(metrics={"action": "max"}),
-        )
-
-
-class Telling(ScriptedEnv):
-    info_names = ("action",)
-
-
-def above_repeats(summed_info, metrics):
-    """Two repeats of each action, and infos "action" of the env and "late" of a transform."""
-
-    class Late(T.Transform):
-        def step(self, td):
-            return td.set(("info", "late"), td["reward"])
-
-    space = Box(-1, 1, (1,))
-    env = Telling(1, action_space=space, episode_lengths=3)
-    env = tw.wrappers.RepeatAction(env, 2, summed_info=summed_info)
-    return tw.TransformedEnv(env, Late(), T.RecordEpisodeStatistics(metrics=metrics))
-
-
-@pytest.mark.parametrize("summed", [[], ["action"]], ids=["last", "summed"])
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_metrics_of_repeated_actions_that_depend_on_every_step_raise(kind, summed):
-    if kind == ("sum" if summed else "last"):
-        above_repeats(summed, {"action": kind})
-        return
-    with pytest.raises(ValueError, match=r"metrics .*summed_info"):
-        above_repeats(summed, {"action": kind})
-
-
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_metrics_of_a_transform_above_repeated_actions_are_of_any_kind(kind):
-    env = above_repeats([], {"late": kind})
-    found = tw.evaluate(env, None, 1)
-    expected = REDUCTIONS[kind](np.float64([1 + 2, 3]))  # the rewards of three steps
-    assert found["episode_late"].tolist() == [expected]
-
-
 def test_two_recorders_of_one_key_raise():
     env = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     tw.TransformedEnv(env, T.RecordEpisodeStatistics(stats_key="scaled"))

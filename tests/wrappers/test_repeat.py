@@ -1,24 +1,23 @@
 """RepeatAction and MaxAndSkipObservation against Gymnasium's wrappers."""
 
-import functools
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv
 from helpers import OtherVectorEnv, assert_same
-from oracles import quick, step
+from oracles import quick
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
 
 class Counting(gymnasium.Env):
-    """Observes -steps and steps from a random point. Episodes take the lengths in turn.
+    """Observes -steps and steps from a random point. Episodes take the lengths of a seed in turn.
 
     A maximum differs from the last frame, and an extra reset or step changes the point.
     """
@@ -26,13 +25,15 @@ class Counting(gymnasium.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, lengths, ending):
+    def __init__(self, lengths, ending="both"):
         self.lengths = lengths
         self.ending = ending
         self.episode = -1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if seed is not None:
+            self.seed = seed
         self.episode += 1
         self.steps = 0
         self.point = self.np_random.normal()
@@ -53,34 +54,37 @@ class Counting(gymnasium.Env):
             float(self.steps),
             terminated,
             truncated,
-            {},
+            {"steps": self.steps},
         )
 
     @property
     def length(self):
-        return self.lengths[self.episode % len(self.lengths)]
+        lengths = self.lengths[self.seed]
+        return lengths[self.episode % len(lengths)]
 
 
-def counting(kind, lengths, ending, mode):
-    makers = [functools.partial(Counting, one, ending) for one in lengths]
-    return tw.from_gymnasium(kind(makers, autoreset_mode=mode))
+gymnasium.register("TorchwrapTest/Counting-v0", entry_point=Counting)
+
+
+def counting(lengths, ending, vectorization_mode="sync"):
+    return tw.make(
+        "TorchwrapTest/Counting-v0",
+        len(lengths),
+        lengths=lengths,
+        ending=ending,
+        vectorization_mode=vectorization_mode,
+        info_keys=["steps"],
+    )
 
 
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 @pytest.mark.parametrize("repeats", quick([1, 2, 4], 4))
-@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("kind", [SyncVectorEnv, OtherVectorEnv])
-def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending):
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_repeat_action_equals_gymnasiums_in_each_env(vectorization_mode, repeats, ending):
     lengths = [(1, 5, 2), (7, 1), (8, 4, 3)]
-    if kind is OtherVectorEnv:
-        lengths = lengths[:1]
-    env = W.RepeatAction(counting(kind, lengths, ending, mode), repeats)
-    compare(
-        env,
-        [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths],
-        12,
-    )
-    env.close()
+    with W.RepeatAction(counting(lengths, ending, vectorization_mode), repeats) as env:
+        theirs = [wrappers.RepeatAction(Counting(lengths, ending), repeats) for _ in lengths]
+        compare(env, theirs, 12)
 
 
 def compare(env, theirs, num_steps, action=0):
@@ -90,12 +94,14 @@ def compare(env, theirs, num_steps, action=0):
     for _ in range(num_steps):
         transition, td = env.step(td.set("action", torch.full((len(theirs),), action)))
         results = [one.step(action) for one in theirs]
-        successor, reward, terminated, truncated, _ = zip(*results, strict=True)
+        successor, reward, terminated, truncated, infos = zip(*results, strict=True)
         given = transition["next"]
         np.testing.assert_array_equal(given["observation"], np.stack(successor))
         assert given["reward"].flatten().tolist() == list(reward)
         assert given["terminated"].flatten().tolist() == list(terminated)
         assert given["truncated"].flatten().tolist() == list(truncated)
+        steps = [info["steps"] for info in infos]
+        assert given["info", "steps"].flatten().tolist() == steps
         now = list(successor)
         for i, one in enumerate(theirs):
             if terminated[i] or truncated[i]:
@@ -105,8 +111,8 @@ def compare(env, theirs, num_steps, action=0):
 
 def test_max_and_skip_without_early_endings_equals_gymnasiums():
     lengths = [(4,), (8,), (100,)]
-    env = W.MaxAndSkipObservation(counting(SyncVectorEnv, lengths, "both", "Disabled"), 4)
-    theirs = [wrappers.MaxAndSkipObservation(Counting(one, "both"), 4) for one in lengths]
+    env = W.MaxAndSkipObservation(counting(lengths, "both"), 4)
+    theirs = [wrappers.MaxAndSkipObservation(Counting(lengths), 4) for _ in lengths]
     compare(env, theirs, 9)
 
 
@@ -176,7 +182,6 @@ INVALID = {
     "num_repeats": lambda: W.RepeatAction(ScriptedEnv(1), 0),
     "num_repeats .*1.5": lambda: W.RepeatAction(ScriptedEnv(1), 1.5),
     "env .*transforms": lambda: W.RepeatAction(TRANSFORMED, 2),
-    "summed_info": lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"),
     "skip": lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1),
     "observation .*Dict": lambda: W.MaxAndSkipObservation(DICTIONARY),
 }
@@ -188,17 +193,49 @@ def test_invalid_argument_raises_with_its_name(match):
         INVALID[match]()
 
 
-@pytest.mark.parametrize("kind", [AsyncVectorEnv, OtherVectorEnv])
-def test_simulator_that_steps_all_envs_together_raises(kind):
-    env = counting(kind, [(2,)] * 2, "both", "Disabled")
-    with env, pytest.raises(ValueError, match="simulator"):
-        W.RepeatAction(env, 2)
+def vector_env(kind):
+    return tw.from_gymnasium(kind([lambda: Counting([(2,)])], autoreset_mode="Disabled"))
 
 
-def test_summed_info_that_the_env_lacks_raises():
-    env = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
-    with pytest.raises(ValueError, match="speed"):
-        step(env, env.reset())
+def tensors(**arguments):
+    box = spaces.Box(-1, 1, (1,))
+    return from_functions(torch.zeros, torch.zeros, 1, box, box, **arguments)
+
+
+REFUSED = {  # with what to write
+    "AsyncVectorEnv": (lambda: vector_env(AsyncVectorEnv), "wrappers"),
+    "another vector env": (lambda: vector_env(OtherVectorEnv), "wrappers"),
+    "a simulator that resets itself": (lambda: tensors(final_key="final"), "within step"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("kind", [W.RepeatAction, W.MaxAndSkipObservation])
+def test_simulator_that_cannot_leave_out_finished_envs_raises(kind, case):
+    make, remedy = REFUSED[case]
+    with make() as env, pytest.raises(ValueError, match=f"repeat.*{remedy}"):
+        kind(env, 2)
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_every_env_steps_again_after_an_error_within_a_repeated_action(vectorization_mode):
+    class FailingOnce(T.Transform):
+        calls = 0
+
+        def action(self, action):
+            self.calls += 1
+            if self.calls == 2:
+                raise RuntimeError("once")
+            return action
+
+    below = counting([(1,), (9,)], "both", vectorization_mode)
+    with W.RepeatAction(tw.TransformedEnv(below, FailingOnce()), 2) as env:
+        env.reset(seed=0)
+        with pytest.raises(RuntimeError, match="once"):
+            env.step(env.sample_action())
+        env.reset(seed=0)
+        transition, _ = env.step(env.sample_action())
+        assert transition["next", "reward"].flatten().tolist() == [1, 3]
 
 
 def test_delay_below_repeated_actions_counts_the_steps_of_the_env():

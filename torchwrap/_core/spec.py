@@ -120,8 +120,12 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
         return value
 
     arguments = map_parts(rebuilt, dict(spec.kwargs or {}))
+    parameters = inspect.signature(kind).parameters
+    for name in arguments.keys() - parameters.keys():
+        if not arguments[name]:
+            del arguments[name]  # an unused argument of an earlier version
     parts: list[Any] = []
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             parts += arguments.pop(name, ())
     return lambda *env: kind(*env, *parts, **arguments)

@@ -2,7 +2,7 @@
 
 | engine | vector env | finished rows |
 |---|---|---|
-| `Sync` | Gymnasium's `SyncVectorEnv` | go on, as in Gymnasium, or are left out |
+| `Sync` | Gymnasium's `SyncVectorEnv` | may be stepped again, or left out |
 | `Async` (`_workers.py`) | Gymnasium's `AsyncVectorEnv` | as `Engine` |
 | `Ale` | ALE's `AtariVectorEnv` | as `Engine`, in `SAME_STEP` |
 | `EnvPool` | EnvPool | reset by a step that ignores their action |
@@ -79,7 +79,7 @@ class Engine:
         'torchwrap.make(id, num_envs, backend="gymnasium")'
     )
     takes_options = True
-    can_repeat = False  # as `Env.can_repeat`
+    remedy_for_repeats = "Let each env repeat them, with torchwrap.make(id, wrappers=[...])"
     is_interruptible = True  # False if an interrupted call leaves results for the next call
     getter = "get_wrapper_attr"  # the method of an env that returns an attribute
 
@@ -108,11 +108,13 @@ class Engine:
         self._already_reset = ~self._all
         self._initial_info: Info = {}
 
-    def step(self, actions: Any, rows: Mask) -> Successors:
-        """Takes an action in every env, and returns the true successors.
+    def leave_out(self, rows: Mask) -> None:
+        """Lets rows return their last result again in the next step."""
+        fault = "cannot repeat actions, because envs with ended episodes cannot be left out"
+        raise ValueError(refusal(self.name, fault, remedy=self.remedy_for_repeats))
 
-        If it `can_repeat`, rows outside of the mask return their last result again.
-        """
+    def step(self, actions: Any) -> Successors:
+        """Takes an action in every env, and returns the true successors."""
         check_reset(self.name, self._already_reset)
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
@@ -161,10 +163,10 @@ class Engine:
         first_index: int,
     ) -> int | None:
         """As `Env._choose_seed`."""
-        return seed
-
     def forget_lives(self) -> None:
         """Makes the next reset begin games, also where a life was lost and the game would go on."""
+
+        return seed
 
     def attributes(self, name: str) -> tuple[Any, ...] | None:
         """The attribute of each env; None if an env lacks it, or cannot be reached."""
@@ -283,11 +285,8 @@ class Engine:
 class Sync(Engine):
     """Gymnasium's `SyncVectorEnv`, env by env.
 
-    It leaves out Gymnasium's auto-reset, its batch of every entry of the infos, and a copy. It
-    steps single rows, so that actions can be repeated.
+    It leaves out Gymnasium's auto-reset, its batch of every entry of the infos, and a copy.
     """
-
-    can_repeat = True
 
     def __init__(
         self,
@@ -299,10 +298,16 @@ class Sync(Engine):
         self.same_step = False
         self._envs = vector_env.envs
         self._results: list[Any] = [None] * vector_env.num_envs
+        self._left_out = ~self._all
 
-    def step(self, actions: Any, rows: Mask) -> Successors:
+    def leave_out(self, rows: Mask) -> None:
+        self._left_out = rows
+
+    def step(self, actions: Any) -> Successors:
+        left_out = self._left_out
+        self._left_out = ~self._all
         for row, action in enumerate(iterate(self.vector_env.action_space, actions)):
-            if rows[row]:
+            if not left_out[row]:
                 self._results[row] = self._envs[row].step(action)
         if "step" in self._unchecked:
             self._check_results("step", self._all)
@@ -322,6 +327,7 @@ class Sync(Engine):
         seed: int | None,
         options: Options | None,
     ) -> Initial:
+        self._left_out = ~self._all
         indices = np.flatnonzero(rows).tolist()
         infos: list[Info] = [{}] * len(rows)
         for row in indices:
@@ -369,12 +375,6 @@ class Sync(Engine):
             check_result(self.name, f"{call} of env {row}", self._leaves, self._results[row])
         self._unchecked.discard(call)
 
-
-class Games(Engine):
-    """Base of the engines in C++. Their threads step all envs together."""
-
-    takes_options = False
-    is_interruptible = False
     _game_returns: Any = 0.0
 
     def _add_games(self, info: Info, reward: Any, over: Any) -> None:
@@ -383,6 +383,12 @@ class Games(Engine):
         info["game_return"] = self._game_returns
         info["game_over"] = over
         self._forget_games(over)
+
+class Games(Engine):
+    """Base of the engines in C++. Their threads step all envs together."""
+
+    takes_options = False
+    is_interruptible = False
 
     def _forget_games(self, rows: Any) -> None:
         self._game_returns = np.where(rows, 0, self._game_returns)
@@ -396,10 +402,12 @@ class Ale(Games):
 
     modes = (AutoresetMode.SAME_STEP,)
     remedy_for_mode = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
+    remedy_for_repeats = "Pass frameskip to torchwrap.make"
     _game_starts: Any = None  # For each row, the number of the frame before its game.
     _is_over: Any = False  # For each row, whether its game ended in the last step.
 
     def _mode(self) -> Any:
+        self._add_games(info, reward, self._is_over)
         # Its constructor writes into the metadata of every other ALE vector env.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
 
@@ -407,7 +415,6 @@ class Ale(Games):
         observation, reward, *flags, info = super()._step(actions)
         game_starts = info["frame_number"] - info["episode_frame_number"]
         self._is_over = game_starts != self._game_starts
-        self._add_games(info, reward, self._is_over)
         self._game_starts = game_starts
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
         # Outside of final_info, the entries are the next root's. A game that is over starts again.
@@ -421,6 +428,7 @@ class Ale(Games):
 
     def forget_lives(self) -> None:
         self._already_reset = self._already_reset & self._is_over
+        self._forget_games(rows)
 
     def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
         if seed is not None:
@@ -428,7 +436,6 @@ class Ale(Games):
             seed = (seed % NUM_SEEDS + np.flatnonzero(rows)) % NUM_SEEDS
         observation, info = super()._reset(rows, seed, options)
         self._game_starts = info["frame_number"] - info["episode_frame_number"]
-        self._forget_games(rows)
         return observation, info
 
 
@@ -439,6 +446,7 @@ class EnvPool(Games):
     """
 
     modes = (AutoresetMode.NEXT_STEP,)
+    remedy_for_repeats = "Pass frame_skip to torchwrap.make, where EnvPool's env takes it"
 
     def __init__(
         self,
@@ -494,6 +502,7 @@ class EnvPool(Games):
             self._add_games(info, info["reward"], over)
         return result
 
+        self._forget_games(running)
     def reset(
         self,
         rows: Mask,
@@ -502,7 +511,6 @@ class EnvPool(Games):
     ) -> Initial:
         finished = rows & self._finished
         running = rows & ~self._finished
-        self._forget_games(running)
         infos = []
         if running.any():
             result = self._reset(running, None, options)

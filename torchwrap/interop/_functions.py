@@ -25,7 +25,6 @@ class FunctionsEnv(_checks.SimulatorEnv):
         super().__init__(signature)
         self._owner = owner
         self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
-        self.info_names = tuple(info_keys)
 
     def _successor(
         self, observation: spaces.Value, numbers: dict[str, Tensor], info: dict[str, Any]

@@ -17,7 +17,7 @@ import gymnasium
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap.interop._engines import NEW_ENV, Engine, cast_info, check_result, interrupted
+from torchwrap.interop._engines import NEW_ENV, Engine, Mask, cast_info, check_result, interrupted
 
 PATIENCE = 5.0  # seconds in which workers can end by themselves before they are killed
 
@@ -75,6 +75,11 @@ class Async(Engine):
     ) -> list[Any]:
         results = self.call("torchwrap_call", rows, command, args, kwargs)
         return [results[row] for row in rows]
+
+    def leave_out(self, rows: Mask) -> None:
+        if not self.reaches_envs:
+            super().leave_out(rows)  # raises
+        self.call("torchwrap_leave_out", rows)
 
     def _fault_of(self, command: str, error: Exception) -> str:
         """Names the env whose worker has ended or does not answer, or whose results do not fit."""
@@ -155,19 +160,29 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._row = row
+        self._is_left_out = False
+        self._result: Any = None
         self._info_spaces = info_spaces
         self._leaves = list(spaces.leaves(self.observation_space))
 
     def step(self, action: Any) -> Any:
-        return self._checked("step", self.env.step(action))
+        if not self._is_left_out:
+            self._result = self._checked("step", self.env.step(action))
+        self._is_left_out = False
+        return self._result
 
     def reset(self, **kwargs: Any) -> Any:
+        self._is_left_out = False
         return self._checked("reset", self.env.reset(**kwargs))
 
     def torchwrap_get(self, name: str) -> Any:
         """An attribute of the env; `callable` in place of a method, which cannot be sent."""
         value = self.env.get_wrapper_attr(name)
         return callable if callable(value) else value
+
+    def torchwrap_leave_out(self, rows: Mask) -> None:
+        """Lets the next step return the last result again, if this env is in the mask."""
+        self._is_left_out = rows[self._row]
 
     def torchwrap_call(
         self,

@@ -27,7 +27,6 @@ from torchwrap.interop._engines import (
     Engine,
     EnvPool,
     Infos,
-    Mask,
     Sync,
     cast_info,
 )
@@ -125,16 +124,11 @@ class GymnasiumEnv(SimulatorEnv):
         )
         self._engine = engine
         self.same_step = engine.same_step
-        self.can_repeat = engine.can_repeat
         self.info_spaces = declared
-        self.info_names = tuple(declared)
         # The infos that came with the latest observations, from a step or a reset.
         self._infos: dict[str, Any] = {}
         for key, space in declared.items():
             self._infos[key] = create_empty_array(space, vector_env.num_envs)
-        # By name, the rows whose info has the entry. The others hold zeros.
-        self.info_masks: dict[str, Mask] = dict.fromkeys(declared, engine._all)
-        self.successor_info_masks = self.info_masks
         # Names without a space that no info has held yet: perhaps typos.
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
         self._next_seed: int | None = None  # The next `_reset` gives row 0 this seed.
@@ -146,15 +140,12 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.signature.single_action_space, action)
-        alive = self._status.alive
-        rows = self._engine._all if alive is None else alive.numpy()
-        arrays, columns, infos = self._engine.step(actions, rows)
+        arrays, columns, infos = self._engine.step(actions)
         successor: dict[str, Any] = {"observation": self._observation(arrays)}
         for name, column in columns.items():
             successor[name] = spaces.tensor(column, self.signature.device)
         if self.info_spaces:
             self._read_infos(infos)
-            self.successor_info_masks = dict(self.info_masks)
             done = columns["terminated"] | columns["truncated"]
             if self._unseen_info_keys and done.any():
                 must = "info_keys must be entries of the info of a step or a reset"
@@ -171,6 +162,9 @@ class GymnasiumEnv(SimulatorEnv):
         if self.info_spaces:
             self._read_infos(infos)
         return tensordict({"observation": self._observation(arrays)}, self.signature.num_envs)
+
+    def _leave_out(self, rows: RowMask) -> None:
+        self._engine.leave_out(rows.numpy())
 
     def _observation(self, arrays: Arrays) -> spaces.Value:
         signature = self.signature
@@ -210,13 +204,11 @@ class GymnasiumEnv(SimulatorEnv):
         for info, rows in infos:
             for name, values in self._infos.items():
                 values[rows] = 0
-                self.info_masks[name] = self.info_masks[name] & ~rows
                 if name not in info:
                     continue
                 self._unseen_info_keys.discard(name)
                 # Gymnasium writes the mask of the rows with this entry under "_name".
                 has_entry = rows & info.get(f"_{name}", True)
-                self.info_masks[name] |= has_entry
                 try:
                     entries = np.asarray(info[name])[has_entry]
                     shape = (-1, *values.shape[1:])

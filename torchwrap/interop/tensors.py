@@ -131,7 +131,6 @@ class TensorEnv(FunctionsEnv):
         self.reset_by = reset_by
         self.final_key = final_key
         self.reuses_memory = reuses_memory
-        self.can_repeat = final_key is None
         self._simulator_device = signature.device
         self._kind = f"a tensor on {signature.device}"
         self.last_info: dict[str, Any] = {}
@@ -181,6 +180,11 @@ class TensorEnv(FunctionsEnv):
             self.elapsed.add_(1)
         info = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
         return self._successor(observation, numbers, info)
+
+    def _leave_out(self, rows: RowMask) -> None:
+        if self.final_key is not None:
+            fault = "cannot repeat actions, because the simulator resets finished rows itself"
+            raise ValueError(refusal(self._label, fault, remedy="Repeat them within step"))
 
     def _final_observation(self, initial: spaces.Value, done: RowMask, final: Any) -> spaces.Value:
         if final is None:

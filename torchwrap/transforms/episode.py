@@ -44,7 +44,7 @@ class RecordEpisodeStatistics(Transform):
             `(num_envs, 1)` of the env's `info`, by name, such as
             `{"energy": "sum", "succeeded": ("success", "max")}`. They are under
             `("next", f"{stats_key}_{name}")`, float32, and the latest finished ones in
-            `metric_queues`. Above repeated actions, the env's infos have a "sum" or a "last" value.
+            `metric_queues`. Infos of repeated actions are those of their last step.
 
     Shape: the return is `(num_envs, 1)` float32, the length `(num_envs, 1)` int64.
 
@@ -93,8 +93,6 @@ class RecordEpisodeStatistics(Transform):
         return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
-        if signature.summed_info is not None:
-            self._check_repeats(signature.summed_info, signature.last_info)
         names = ("return", "length", *self.metrics)
         self.keys = {name: f"{self.stats_key}_{name}" for name in names}
         # A ring of (return, length, *metrics) with room for all envs to finish together, and a row
@@ -107,16 +105,6 @@ class RecordEpisodeStatistics(Transform):
         count = torch.zeros(1, dtype=torch.int64, device=device)
         self.register_state_buffer("count", count)
         return signature
-
-    def _check_repeats(self, summed: frozenset[str], last: frozenset[str] | None) -> None:
-        """Raises for a metric that repeated actions change; those of transforms above are fine."""
-        for name, kind in self._sources.values():
-            is_above = name not in summed and last is not None and name not in last
-            if not is_above and kind != ("sum" if name in summed else "last"):
-                must = 'metrics above repeated actions must be "sum" for summed_info, else "last"'
-                got = f"{kind!r} of {name!r}"
-                remedy = f"Take its sum, and make the layer below with summed_info=[{name!r}]"
-                raise ValueError(refusal("RecordEpisodeStatistics", must, got, remedy))
 
     def step(self, td: TensorDict) -> TensorDict:
         length = self.running_length.add_(1)
@@ -133,13 +121,12 @@ class RecordEpisodeStatistics(Transform):
         td: TensorDict,
         length: Tensor,
     ) -> None:
-        names = [name for name, _ in self._sources.values()]
-        values = spaces.infos("RecordEpisodeStatistics", td, names)
-        for index, (name, (_, kind)) in enumerate(self._sources.items()):
-            value = values[index]
+        info: Any = td.get("info", {})
+        for index, (name, (entry, kind)) in enumerate(self._sources.items()):
+            value = info.get(entry, None)
             if not isinstance(value, Tensor) or value.shape != length.shape:
-                must = f"the info of metric {name!r} must be a tensor {tuple(length.shape)}"
-                got = validation.described(value)
+                must = f"metric {name!r} must be a tensor {tuple(length.shape)} in the env's info"
+                got = sorted(info.keys()) if value is None else validation.described(value)
                 raise ValueError(refusal("RecordEpisodeStatistics", must, got))
             value = value.double()
             result = self.running_metrics[:, index : index + 1]

@@ -176,6 +176,7 @@ class RecordVideo(RenderWrapper):
         self._path: Path | None = None
         self._writer: Any = None
         self._frames: list[NDArray[np.uint8]] = []  # that wait for the first step of an episode
+        self._is_left_out = False  # of the next step, by repeated actions
         self._num_frames = 0
         self._step_id = -1
         self._episode_id = -1
@@ -183,19 +184,23 @@ class RecordVideo(RenderWrapper):
     def deployed(self) -> None:
         return None
 
+    def _leave_out(self, rows: RowMask) -> None:
+        super()._leave_out(rows)
+        self._is_left_out = bool(rows.numpy()[self.envs[0]])
+
     def _step(self, action: spaces.Value) -> TensorDict:
         successor = super()._step(action)
-        alive = self.unwrapped._status.alive
-        if alive is not None and not alive.numpy()[self.envs[0]]:
-            return successor
-        self._step_id += 1
-        if self.step_trigger is not None and self.step_trigger(self._step_id):
-            self._start_video(f"step-{self._step_id}")
-        self._add_frame(successor)
+        if not self._is_left_out:
+            self._step_id += 1
+            if self.step_trigger is not None and self.step_trigger(self._step_id):
+                self._start_video(f"step-{self._step_id}")
+            self._add_frame(successor)
+        self._is_left_out = False
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         td = super()._reset(mask, options)
+        self._is_left_out = False
         if mask.numpy()[self.envs[0]]:
             self._episode_id += 1
             if not self.video_length:

@@ -74,6 +74,9 @@ class Wrapper(Env):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         return self.env._run("_reset", mask, options)
 
+    def _leave_out(self, rows: RowMask) -> None:
+        self.env._leave_out(rows)
+
     def deployed(self) -> None:
         """Returns None if the wrapper changes neither observations nor actions.
 
