@@ -68,6 +68,22 @@ class Args:
     """number of games that the trained policy plays at the end"""
 
 
+class GameReturn(T.Transform):
+    """Adds the sum of the rewards of a game, whose lives are episodes, to the info."""
+
+    total = tw.EnvBuffer((1,))
+
+    def step(self, td: TensorDict) -> TensorDict:
+        td["info", "game_return"] = self.total.add_(td["reward"]).clone()
+        self.total.masked_fill_(td["info", "game_over"].bool(), 0)
+        return td
+
+    def reset(self, td: TensorDict, mask: tw.RowMask) -> TensorDict:
+        if mask.is_full:  # which starts games; a masked reset goes on with the lives that are left
+            self.total.zero_()
+        return td
+
+
 def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
     """Games whose episodes end with a life; or with the game, if not `life_loss_info`."""
     env = tw.make(
@@ -77,12 +93,13 @@ def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
         device=args.device,
         stack_num=1,
         life_loss_info=life_loss_info,
-        reward_clipping=False,  # so that game_return is the score; ClipReward clips for the agent
-        info_keys=["game_return", "game_over"],
+        reward_clipping=False,  # ClipReward clips for the agent
+        info_keys=["game_over"],
     )
     shape = (args.hidden_size,)
     state = tw.PolicyState({"hidden": shape, "cell": shape})
-    return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.ClipReward(-1, 1), state)
+    recorders = GameReturn(), T.RecordEpisodeStatistics()
+    return tw.TransformedEnv(env, *recorders, T.ClipReward(-1, 1), state)
 
 
 class Agent(nn.Module):

@@ -339,10 +339,6 @@ def _make_ale(
     if not str(common["spec"].vector_entry_point).startswith("ale_py"):
         must = 'id must be that of a game, such as "ALE/Pong-v5"'
         raise ValueError(refusal("make", must, id))
-    if "game_return" in info_keys and kwargs.get("reward_clipping", True):
-        remedy = "Put transforms.ClipReward(-1, 1) on the env to clip rewards"
-        must = 'reward_clipping must be False for the info "game_return"'
-        raise ValueError(refusal("make", must, True, remedy))
     if kwargs.get("max_episode_steps") == -1:
         del kwargs["max_episode_steps"]
     remedy = (

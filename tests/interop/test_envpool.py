@@ -230,30 +230,20 @@ GAMES = {
 
 
 @pytest.mark.parametrize("case", mostly_full(GAMES, "lives"))
-def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(case):
+def test_game_is_over_where_no_life_is_left_or_it_is_truncated(case):
     kwargs = GAMES[case]
-    keys = ["game_return", "game_over"]
-    env = tw.make("Qbert-v5", 3, backend="envpool", seed=2, info_keys=keys, **kwargs)
+    env = tw.make("Qbert-v5", 3, backend="envpool", seed=2, info_keys=["game_over"], **kwargs)
     pools = by_hand("Qbert-v5", 3, 2, **kwargs)
     td = env.reset()
-    returns = np.zeros(3)
-    games = []
-    for step in range(500):
+    games = 0
+    for _ in range(500):
         transition, td = sample_and_step(env, td)
         truncated = pools.step(transition["action"].numpy())["truncated"].flatten()
-        returns += np.concatenate([info["reward"] for info in pools.infos])
         lives = np.concatenate([info["lives"] for info in pools.infos])
         over = (lives == 0) | truncated
-        info = transition["next", "info"]
-        np.testing.assert_array_equal(info["game_return"].flatten(), returns)
-        np.testing.assert_array_equal(info["game_over"].flatten(), over)
-        games += returns[over].tolist()
-        returns[over] = 0
-        if step == 250:  # in the middle of games; finished episodes would go on with theirs
-            pools.reset([1])
-            td = env.reset(mask=torch.arange(3) == 1)
-            returns[1] = 0
-    assert max(games) >= 50
+        np.testing.assert_array_equal(transition["next", "info", "game_over"].flatten(), over)
+        games += over.sum()
+    assert games >= 2
 
 
 def test_spec_makes_the_same_env_again():

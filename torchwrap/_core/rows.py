@@ -151,7 +151,7 @@ class RowMask:
     column: Tensor
     """The mask: bool, `(num_envs, 1)`."""
     is_full: bool
-    """True for the mask of a reset without a mask, which begins new games rather than lives."""
+    """True for a full reset. Atari then starts a game, and not the next life."""
 
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
         # A step without an end needs the column alone.

@@ -163,9 +163,6 @@ class Engine:
         first_index: int,
     ) -> int | None:
         """As `Env._choose_seed`."""
-    def forget_lives(self) -> None:
-        """Makes the next reset begin games, also where a life was lost and the game would go on."""
-
         return seed
 
     def attributes(self, name: str) -> tuple[Any, ...] | None:
@@ -375,14 +372,6 @@ class Sync(Engine):
             check_result(self.name, f"{call} of env {row}", self._leaves, self._results[row])
         self._unchecked.discard(call)
 
-    _game_returns: Any = 0.0
-
-    def _add_games(self, info: Info, reward: Any, over: Any) -> None:
-        """Adds each game's return to the info, and whether it is over. An episode may be a life."""
-        self._game_returns = self._game_returns + reward
-        info["game_return"] = self._game_returns
-        info["game_over"] = over
-        self._forget_games(over)
 
 class Games(Engine):
     """Base of the engines in C++. Their threads step all envs together."""
@@ -390,8 +379,8 @@ class Games(Engine):
     takes_options = False
     is_interruptible = False
 
-    def _forget_games(self, rows: Any) -> None:
-        self._game_returns = np.where(rows, 0, self._game_returns)
+    def start_games(self) -> None:
+        """Makes the next reset start games, also where a life was lost and the game would go on."""
 
 
 class Ale(Games):
@@ -407,28 +396,25 @@ class Ale(Games):
     _is_over: Any = False  # For each row, whether its game ended in the last step.
 
     def _mode(self) -> Any:
-        self._add_games(info, reward, self._is_over)
         # Its constructor writes into the metadata of every other ALE vector env.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
 
     def _step(self, actions: Any) -> Any:
-        observation, reward, *flags, info = super()._step(actions)
+        *result, info = super()._step(actions)
         game_starts = info["frame_number"] - info["episode_frame_number"]
         self._is_over = game_starts != self._game_starts
         self._game_starts = game_starts
-        info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
-        # Outside of final_info, the entries are the next root's. A game that is over starts again.
-        info["game_return"] = self._game_returns
-        info["game_over"] = np.zeros_like(info["game_over"])
-        return observation, reward, *flags, info
+        # Outside of final_info, the entries are the next root's.
+        info["final_info"] = {"game_over": self._is_over}
+        info["game_over"] = ~self._all
+        return *result, info
 
     def _final_rows(self, info: Info, done: Mask) -> Mask:
         # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
         return self._is_over
 
-    def forget_lives(self) -> None:
+    def start_games(self) -> None:
         self._already_reset = self._already_reset & self._is_over
-        self._forget_games(rows)
 
     def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
         if seed is not None:
@@ -487,7 +473,7 @@ class EnvPool(Games):
             raise ValueError(refusal(f"{self.name}.reset", must, seed, remedy))
         return seed
 
-    def forget_lives(self) -> None:
+    def start_games(self) -> None:
         self._finished = ~self._all
 
     def _step(self, actions: Any) -> Any:
@@ -496,13 +482,10 @@ class EnvPool(Games):
         *_, terminated, truncated, info = result
         self._actions = actions
         self._finished = terminated | truncated
-        # Atari games have rewards before clipping, and terminations apart from lost lives.
-        if {"lives", "reward", "terminated"} <= info.keys():
-            over = (info["terminated"] > 0) | truncated
-            self._add_games(info, info["reward"], over)
+        if {"lives", "terminated"} <= info.keys():  # the latter apart from lost lives
+            info["game_over"] = (info["terminated"] > 0) | truncated
         return result
 
-        self._forget_games(running)
     def reset(
         self,
         rows: Mask,

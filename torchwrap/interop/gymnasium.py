@@ -26,6 +26,7 @@ from torchwrap.interop._engines import (
     Arrays,
     Engine,
     EnvPool,
+    Games,
     Infos,
     Sync,
     cast_info,
@@ -64,9 +65,8 @@ def from_gymnasium(
             of numbers, which become `(num_envs, 1)` float32, or a mapping from names to spaces.
             Envs whose info lacks an entry get zeros. A name in a list must appear by the end of the
             first episode; otherwise it is taken for a typo. Roots hold the infos of their
-            observation under `("info", name)`. Atari games of EnvPool and ALE have "game_return",
-            the sum of the game's rewards so far (in EnvPool, before clipping), and "game_over"; ALE
-            has no other info of final steps.
+            observation under `("info", name)`. Atari games of EnvPool and ALE have "game_over", 1
+            where the game ends and not a life alone; ALE has no other info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with
             `seed + first_index + i`.
         worker_timeout: seconds for the processes of an `AsyncVectorEnv` to answer a call. None
@@ -156,8 +156,8 @@ class GymnasiumEnv(SimulatorEnv):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
         self._next_seed = None
-        if mask.is_full:
-            self._engine.forget_lives()
+        if mask.is_full and isinstance(self._engine, Games):
+            self._engine.start_games()
         arrays, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._read_infos(infos)
