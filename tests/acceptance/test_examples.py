@@ -1,7 +1,6 @@
 """examples/ppo.py, ppo_atari.py, custom_env.py and grid_world.py."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import custom_env
@@ -9,12 +8,10 @@ import grid_world
 import ppo
 import ppo_atari
 import ppo_output
-import ppo_presets
 import pytest
 import torch
 import tyro
 from gymnasium import spaces
-from gymnasium.experimental.functional import FuncEnv
 from helpers import EXAMPLES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
@@ -80,17 +77,6 @@ def test_ppo_checkpoint_loads_into_a_fresh_env_and_agent(run):
     tw.rollout(env.eval(), agent.act, 2)
 
 
-def test_ppo_loads_a_run_from_its_arguments_alone(tmp_path):
-    arguments = dict(env_id="Pendulum-v1", total_timesteps=512, num_envs=4, num_steps=128)
-    arguments |= dict(normalize=True, hidden_size=16, log_std=-1.0, out=tmp_path)
-    ppo.main(ppo.Args(**arguments))
-    checkpoint = load(tmp_path)
-    env, agent = ppo.load(ppo.Args(**arguments), num_envs=2)
-    torch.testing.assert_close(env.state_dict(), checkpoint["env"], rtol=0, atol=0)
-    torch.testing.assert_close(agent.state_dict(), checkpoint["agent"], rtol=0, atol=0)
-    assert tw.evaluate(env, agent.act, 2)["episode_length"].tolist() == [200, 200]
-
-
 def test_ppo_writes_scalars_of_cleanrl_in_each_iteration(run):
     found = scalars(run[0].out)
     assert found.keys() == set(SCALARS.split())
@@ -99,23 +85,6 @@ def test_ppo_writes_scalars_of_cleanrl_in_each_iteration(run):
     rates = list(found["charts/learning_rate"].values())
     assert rates == pytest.approx([0.003 * (10 - number) / 10 for number in range(10)])
     assert found["charts/episodic_return"] == found["charts/episodic_length"]
-
-
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [
-        ("charts/episodic_return", 8, 500),
-        ("charts/SPS", 1, float("inf")),
-        ("losses/entropy", 0, 0.6932),  # log 2
-        ("losses/clipfrac", 0, 1),
-        ("losses/approx_kl", -1e-6, float("inf")),
-        ("losses/explained_variance", -float("inf"), 1),
-    ],
-)
-def test_ppo_scalars_lie_in_their_range(run, name, low, high):
-    values = scalars(run[0].out)[name].values()
-    assert any(values)
-    assert all(low <= value <= high for value in values)
 
 
 # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated and runs
@@ -161,20 +130,6 @@ def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
     root = {"observation": torch.tensor([2.0, 4.0])}
     data = TensorDict(rollout, [2, 2])
     assert_bootstraps(ppo_atari.make_batch(lambda frames: (None, frames), data, root, args))
-
-
-@pytest.mark.parametrize(
-    ("given", "num_steps"),
-    [
-        ({}, 128),
-        ({"num_envs": 32}, 32),
-        ({"num_envs": 512}, 16),
-        ({"num_envs": 2, "num_steps": 7}, 7),
-    ],
-    ids=["default", "more envs", "many envs", "given"],
-)
-def test_ppo_atari_keeps_the_batch_for_another_number_of_envs(given, num_steps):
-    assert ppo_atari.Args(**given).num_steps == num_steps
 
 
 @pytest.mark.full
@@ -242,28 +197,6 @@ def test_ppo_gradients_are_clipped_by_their_norm(env_id, max_norm):
     scale = min(1, max_norm / norm)
     for parameter, gradient in zip(agent.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, scale * gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.full
-def test_a_later_function_that_returns_none_compiles_after_ppo():
-    args = ppo.Args(num_minibatches=2, update_epochs=1, learning_rate=1e-3)
-    agent = ppo.Agent(ppo.make_env(args, 2))
-    optimizer = ppo.make_optimizer(agent, args)
-    options = dict(fullgraph=True, backend="aot_eager")
-    with torch._dynamo.config.patch(trace_autograd_ops=True):
-        gradients = torch.compile(ppo.compute_gradients, **options)
-        ppo.update(agent, optimizer, random_batch(agent), args, gradients)
-    later = torch.compile(lambda number: (number + 1, None), **options)
-    assert later(torch.ones(1)) == (2, None)
-
-
-@pytest.mark.parametrize(("target_kl", "epochs"), [(None, 4), (1e9, 4), (-1.0, 1)])
-def test_ppo_update_ends_early_beyond_the_target_kl(target_kl, epochs):
-    args = ppo.Args(num_minibatches=3, update_epochs=4, learning_rate=1e-3, target_kl=target_kl)
-    agent = ppo.Agent(ppo.make_env(args, 2))
-    optimizer = ppo.make_optimizer(agent, args)
-    ppo.update(agent, optimizer, random_batch(agent), args, ppo.compute_gradients)
-    assert optimizer.state[agent.actor[0].weight]["step"] == 3 * epochs
 
 
 @pytest.mark.long
@@ -397,73 +330,6 @@ def test_ppo_flags_have_names_of_cleanrl():
         assert str(getattr(args, flag[2:].replace("-", "_"))) == value
 
 
-def test_ppo_switches_have_negations_of_cleanrl():
-    args = tyro.cli(ppo.Args, args=["--no-anneal-lr", "--no-norm-adv", "--tensorboard"])
-    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (False, False, True)
-    args = ppo.Args()
-    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (True, True, False)
-
-
-def test_presets_fill_in_the_same_arguments_of_each_native_env():
-    for preset in ppo_presets.PRESETS.values():
-        assert len(preset) == len(ppo_presets.COLUMNS)
-    assert {getattr(ppo.Args(), name) for name in ppo_presets.COLUMNS} == {None}
-    assert set(tw.registration.NATIVE) - {"CartPole-v0"} <= ppo_presets.PRESETS.keys()
-
-
-@pytest.mark.parametrize(
-    ("env_id", "given", "num_steps"),
-    [
-        pytest.param("Swimmer-v5", {"num_envs": 8}, 256, id="2048 steps of 1 env"),
-        pytest.param("Swimmer-v5", {"num_envs": 3}, 682, id="not a divisor"),
-        pytest.param("CartPole-v1", {"num_envs": 128}, 16, id="32 steps of 64 envs"),
-        pytest.param("CartPole-v1", {"num_envs": 4096}, 16, id="at least 16"),
-        pytest.param("CartPole-v1", {}, 32, id="preset"),
-        pytest.param("CartPole-v1", {"num_envs": 8, "num_steps": 32}, 32, id="given"),
-    ],
-)
-def test_another_number_of_envs_keeps_the_batch_of_the_preset(env_id, given, num_steps):
-    args = ppo.Args(env_id=env_id, **given)
-    ppo_presets.fill_in(args, tw.make)
-    assert args.num_steps == num_steps
-
-
-def test_agent_has_the_given_networks_and_noise():
-    env = tw.make("Pendulum-v1", 2)
-    agent = ppo.Agent(env, hidden_size=16, log_std=-1.0)
-    shapes = [tuple(value.shape) for value in agent.actor.parameters()]
-    assert shapes == [(16, 3), (16,), (16, 16), (16,), (1, 16), (1,)]
-    distribution = agent.get_distribution(env.reset(seed=1)["observation"])
-    assert distribution.stddev.flatten().tolist() == pytest.approx([math.exp(-1)] * 2)
-
-
-def test_defaults_of_continuous_actions_are_cleanrls():
-    # As the documentation of ppo_continuous_action.py lists them
-    cleanrl = {
-        "total_timesteps": 1_000_000,
-        "learning_rate": 3e-4,
-        "num_envs": 1,
-        "num_steps": 2048,
-        "anneal_lr": True,
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "num_minibatches": 32,
-        "update_epochs": 10,
-        "norm_adv": True,
-        "clip_coef": 0.2,
-        "clip_vloss": True,
-        "ent_coef": 0.0,
-        "vf_coef": 0.5,
-        "max_grad_norm": 0.5,
-        "target_kl": None,
-        "hidden_size": 64,
-        "log_std": 0.0,
-    }
-    args = ppo.Args(env_id="Swimmer-v5")
-    ppo_presets.fill_in(args, tw.make)
-    assert vars(args).items() >= cleanrl.items()
-
-
 SMALL = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "update_epochs": 1}
 
 
@@ -485,23 +351,9 @@ def test_ppo_on_a_host_simulator_resumes_with_new_episodes(tmp_path, monkeypatch
     assert (load(tmp_path)["env"][count] == state["env"][count] + new).all()
 
 
-OTHER_FILES = {
-    "empty": b"",
-    "text": b"not a checkpoint",
-    "tensor": torch.zeros(2),
-    "weights": {"weight": torch.zeros(2)},
-    "parts": {"run": {}, "agent": {}},
-    "object": ppo.Args(),
-}
-
-
-@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
-def test_ppo_resume_from_a_file_of_something_else_is_refused_by_its_name(tmp_path, content):
+def test_ppo_resume_from_a_file_of_something_else_is_refused_by_its_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
+    path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match=rf"--resume.*{path}"):
         ppo.main(ppo.Args(**SMALL, out=tmp_path, resume=True))
 
@@ -510,31 +362,6 @@ def test_ppo_in_a_process_of_torchrun_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(RuntimeError, match=r"ppo_distributed\.py"):
         ppo.main(ppo.Args())
-
-
-class Matching(FuncEnv):
-    """Rewards the action that the Dict observation shows, of 3 and 2 choices."""
-
-    observation_space = spaces.Dict(first=spaces.Discrete(3), second=spaces.Box(0, 1, (1,)))
-    action_space = spaces.MultiDiscrete([3, 2])
-
-    def initial(self, rng, params=None):
-        first = tw.random.integers(rng, 3)
-        second = tw.random.integers(rng.fold_in(1), 2)
-        return {"first": first, "second": second}
-
-    def transition(self, state, action, rng, params=None):
-        return self.initial(rng)
-
-    def observation(self, state, rng, params=None):
-        return {"first": state["first"], "second": state["second"].float().unsqueeze(0)}
-
-    def reward(self, state, action, next_state, rng, params=None):
-        first, second = action.unbind()
-        return ((first == state["first"]) & (second == state["second"])).float()
-
-    def terminal(self, state, rng, params=None):
-        return state["first"] < 0
 
 
 @pytest.mark.parametrize(
@@ -550,34 +377,6 @@ def test_agent_actions_have_the_shape_of_the_space(space, shape):
     env = ScriptedEnv(4, (2,), action_space=space)
     transition, _ = env.step(ppo.Agent(env).act(env.reset(seed=0)))
     assert transition["action"].shape == shape
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_ppo_learns_multidiscrete_actions_from_a_dict(registry, tmp_path, compiled):
-    tw.register("test/Matching-v0", Matching, max_episode_steps=16)
-    args = ppo.Args(
-        env_id="test/Matching-v0",
-        num_envs=32,
-        num_steps=64,
-        total_timesteps=20_480,
-        learning_rate=3e-3,
-        num_minibatches=4,
-        compile=compiled,
-        out=tmp_path,
-    )
-    assert ppo.main(args)["final_mean_return"] > 10  # of 16; at random 2.7
-
-
-def test_learning_curve_marks_steps_in_which_long_episodes_cannot_have_ended(tmp_path):
-    args = ppo.Args(target_return=None)
-    curve = [(step, 0.0, 1.0, 1.0) for step in (100, 200)]
-    pictures = []
-    for number in (0, 100, 150, 200):
-        ppo_output.plot(tmp_path / "curve.png", args, curve, num_biased=number)
-        pictures.append((tmp_path / "curve.png").read_bytes())
-    assert pictures[0] == pictures[1]
-    assert len(set(pictures)) == 3
 
 
 @pytest.mark.full
@@ -627,18 +426,3 @@ def test_grid_world_rewards_the_key_and_the_door(corridor):
     torch.testing.assert_close(corridor["reward"].squeeze(-1), torch.tensor(expected))
     assert corridor["terminated"].flatten().nonzero().tolist() == [[6]]  # step 3, env 0
     assert corridor[-1]["observation", "has_key"].tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("env", "y", "x", "color"),
-    [
-        pytest.param(0, 6, 24, [220, 30, 30], id="agent"),
-        pytest.param(0, 6, 12, [0, 0, 0], id="floor"),
-        pytest.param(1, 6, 30, [255, 220, 0], id="key"),
-        pytest.param(1, 0, 0, [90, 90, 90], id="wall"),
-    ],
-)
-def test_grid_world_draws_its_state(corridor, env, y, x, color):
-    pixels = corridor[-1]["observation", "pixels"]
-    assert pixels.shape == (2, 48, 48, 3)
-    assert pixels[env, y, x].tolist() == color

@@ -49,13 +49,6 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path, capsys):
     assert "continues from 256 steps" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_sb3_callbacks_without_a_checkpoint_start_a_new_run(tmp_path):
-    script = load_example("sb3_callbacks")
-    args = script.Args(total_timesteps=256, num_envs=4, num_steps=64, resume=True, out=tmp_path)
-    assert script.main(args)["env_steps"] == 256
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL raises some when it is imported
 def test_torchrl_replay_trains_with_torchrls_collector_and_loss():
     pytest.importorskip("torchrl")

@@ -15,11 +15,10 @@ import pytest
 import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box
 from helpers import load_example
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecFrameStack
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
@@ -83,10 +82,7 @@ def stacked():
         T.NormalizeObservation(),
         T.FrameStackObservation(3),
     )
-    env = tw.compile(
-        tw.TransformedEnv(tw.make("Drift-v0", 4), *transforms),
-        backend="eager",
-    )
+    env = tw.TransformedEnv(tw.make("Drift-v0", 4), *transforms)
     env.reset(seed=0)
     return env
 
@@ -134,30 +130,6 @@ def test_reset_options_of_rows_reach_gymnasium(mode):
         assert td["observation"].numpy() == pytest.approx(expected)
 
 
-# 1 line each. Gymnasium: 1 each. Isaac Lab: an EventTerm of 8, a CurriculumTerm of 4 and more.
-def test_parameters_and_curricula():
-    levels = torch.linspace(1, 2, 3)
-    env = tw.compile(
-        tw.make("Drift-v0", 3, params={"level": levels}),
-        backend="eager",
-    )
-
-    def initial(env):
-        return env.reset(seed=0)["observation"]
-
-    first = initial(env)
-    mass = env.state["mass"].clone()
-    env.set_wrapper_attr("level", 2.5)
-    torch.testing.assert_close(initial(env), first / levels[:, None] * 2.5)
-    assert (initial(tw.make(env.spec)) == first).all()
-    fewer = tw.make(env.spec, num_envs=2, params={"level": levels[:2]})
-    assert (initial(fewer) == first[:2]).all()
-    assert (env.state["mass"] == mass).all()
-    assert mass.clamp(1, 2).equal(mass)
-    env.reset()
-    assert (env.state["mass"] != mass).all()
-
-
 METRICS = {
     "once": ("is_success", "max"),
     "at_end": ("is_success", "last"),
@@ -188,86 +160,6 @@ def test_metrics_in_evaluate_and_stable_baselines(tmp_path):
         assert results[f"episode_{name}"].shape == (8,)
         assert name in model.ep_info_buffer[0]
     assert "rollout/success_rate" in (tmp_path / "progress.csv").read_text()
-
-
-# 2 lines. Stable-Baselines3: 1 for `VecNormalize(venv, norm_obs_keys=["stock"])`, and a
-# VecEnvWrapper of 8 that clips.
-def test_keys_of_a_dict():
-    space = Dict(
-        day=Discrete(7),
-        joints=Box(-np.inf, np.inf, (2,)),
-        stock=Box(0, 2000, (2,)),
-    )
-    keys = {
-        "stock": [T.NormalizeObservation()],
-        "joints": [T.ClipObservation(-1010, 1010)],
-    }
-
-    def observations(*transforms):
-        given = {
-            "observation_space": space,
-            "action_space": Discrete(2),
-        }
-        env = tw.TransformedEnv(ScriptedEnv(4, episode_lengths=None, **given), *transforms)
-        yield env.reset(seed=0)["observation"]
-        for _ in range(3):
-            yield env.step(torch.zeros(4, dtype=torch.int64))[1]["observation"]
-
-    by_key = observations(T.ObservationKeys(keys))
-    flat = observations(T.FlattenObservation(), T.DtypeObservation(np.float32))
-    stock = np.zeros((0, 2))
-    for raw, found, vector in zip(observations(), by_key, flat, strict=True):
-        stock = np.concatenate([stock, raw["stock"].double()])
-        deviation = np.sqrt(stock.var(0) + 1e-8)
-        expected = (stock[-4:] - stock.mean(0)) / deviation
-        assert found["stock"].numpy() == pytest.approx(expected, abs=1e-4)
-        assert (found["day"] == raw["day"]).all()
-        assert (found["joints"] == raw["joints"].clamp(-1010, 1010)).all()
-        day = torch.eye(7)[raw["day"]]
-        parts = [day, raw["joints"], raw["stock"]]
-        assert vector.equal(torch.cat(parts, 1))
-
-
-# 6 lines. Isaac Lab: the ObsGroups are 11.
-def test_histories_of_terms():
-    def term(start, stop, *transforms):
-        space = Box(-np.inf, np.inf, (stop - start,))
-        part = T.TransformObservation(lambda observation: observation[:, start:stop], space)
-        return [part, *transforms]
-
-    angle = term(0, 2, T.AddNoise(0.01, in_eval=False), T.FrameStackObservation(5))
-    speed = term(2, 3, T.FrameStackObservation(2))
-    terms = T.ObservationGroups({"angle": angle, "speed": speed})
-    groups = T.ObservationGroups({"policy": [terms, T.FlattenObservation()], "critic": []})
-    env = tw.TransformedEnv(tw.make("Pendulum-v1", 64), groups).eval()
-    raw = tw.make("Pendulum-v1", 64)
-    found = env.reset(seed=0)["observation"]
-    frames = [raw.reset(seed=0)["observation"]] * 5
-    for _ in range(6):
-        parts = [frame[:, :2] for frame in frames]
-        parts += [frame[:, 2:] for frame in frames[-2:]]
-        assert found["policy"].equal(torch.cat(parts, 1))
-        assert (found["critic"] == frames[-1]).all()
-        action = raw.sample_action()
-        found = env.step(action)[1]["observation"]
-        frames = [*frames[1:], raw.step(action)[1]["observation"]]
-
-
-# 1 line; Stable-Baselines3: 1, `VecFrameStack(venv, 4)`; `test_history.py` compares its frames.
-def test_images_for_a_cnn():
-    image = Box(0, 255, (36, 36, 1), np.uint8)
-    env = ScriptedEnv(2, observation_space=image, action_space=Discrete(2))
-    frames = T.FrameStackObservation(4, padding_type="zero", axis=-1)
-    venv = to_sb3(tw.TransformedEnv(env, frames))
-    assert venv.observation_space == VecFrameStack(to_sb3(env), 4).observation_space
-    PPO(
-        "CnnPolicy",
-        venv,
-        n_steps=4,
-        batch_size=8,
-        n_epochs=1,
-        device="cpu",
-    ).learn(8)
 
 
 # 1 line, `python examples/ppo.py --env-id own:Own-v0 --metrics is_success max`; SB3: 1.

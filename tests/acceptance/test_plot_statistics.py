@@ -3,7 +3,6 @@
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from plot_statistics import plot_statistics
 
 import torchwrap as tw
@@ -48,36 +47,3 @@ def test_entries_of_a_dict_have_plots():
     figure = plot_statistics(env, env.reset())
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["observation.a", "observation.b"]
-
-
-def test_components_that_never_change_are_red():
-    env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(1,)), T.NormalizeObservation())
-    env.transforms[0].statistics.update(torch.ones(3, 1))
-    (axes,) = plot_statistics(env).axes
-    unchanged = axes.containers[1].lines[0]
-    assert unchanged.get_xdata() == [0]
-    assert unchanged.get_color() == "red"
-
-
-@pytest.mark.parametrize(
-    ("env", "num_rows", "name"),
-    [
-        pytest.param(ScriptedEnv(2, (0,)), 2, "observation", id="observation of size 0"),
-        pytest.param(ScriptedEnv(2, (3,)), 0, "observation", id="no rows"),
-        pytest.param(
-            tw.TransformedEnv(ScriptedEnv(2, (0,)), T.NormalizeObservation()),
-            None,
-            "NormalizeObservation.statistics",
-            id="statistics of size 0",
-        ),
-    ],
-)
-def test_plot_of_no_values_is_refused_by_its_name(env, num_rows, name):
-    td = None if num_rows is None else env.reset()[:num_rows]
-    with pytest.raises(ValueError, match=name):
-        plot_statistics(env, td)
-
-
-def test_env_without_statistics_is_refused():
-    with pytest.raises(ValueError, match="td"):
-        plot_statistics(ScriptedEnv(2))

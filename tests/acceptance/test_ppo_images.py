@@ -1,19 +1,12 @@
 """Image observations of examples/ppo.py; examples/maze.py and ablation.py."""
 
-import dataclasses
-
 import ablation
-import cv2
-import maze
-import numpy as np
 import ppo
 import ppo_presets
 import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
-from stable_baselines3.common.preprocessing import is_image_space_channels_first, preprocess_obs
-from stable_baselines3.common.vec_env import VecTransposeImage
 
 import torchwrap as tw
 from torchwrap.testing import ScriptedEnv, check_env
@@ -27,72 +20,15 @@ def pixels(*shape, high=255, dtype="uint8"):
     ("space", "expected"),
     [
         pytest.param(pixels(210, 160, 3), (3, 210, 160), id="channels last"),
-        pytest.param(pixels(4, 84, 84), (4, 84, 84), id="channels first"),
         pytest.param(pixels(7, 7, 20, high=1), (20, 7, 7), id="many channels last"),
-        pytest.param(pixels(20, 7, 7, high=1), (20, 7, 7), id="many channels first"),
-        pytest.param(pixels(5, 6, 2, high=1, dtype="float32"), (2, 5, 6), id="floats"),
         pytest.param(pixels(96, 96), (1, 96, 96), id="gray"),
         pytest.param(pixels(7, 8, high=10, dtype="int64"), (11, 7, 8), id="grid"),
-        pytest.param(spaces.Box(-1, 3, (7, 8), "int64"), (1, 7, 8), id="grid below zero"),
-        pytest.param(pixels(4, 4, dtype="float32"), None, id="matrix of floats"),
         pytest.param(pixels(2, 9, high=3), None, id="too narrow for a grid"),
-        pytest.param(pixels(4, 2, 3), None, id="too narrow for an image"),
         pytest.param(pixels(9), None, id="vector"),
-        pytest.param(spaces.Dict(image=pixels(9, 9, 3)), None, id="Dict"),
     ],
 )
 def test_image_shape_is_channels_height_and_width(space, expected):
     assert ppo_presets.image_shape(space) == expected
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 48), (64, 48, 3), (1, 36, 36), (84, 84, 4)], ids=str)
-def test_images_equal_those_of_stable_baselines(shape):
-    space = pixels(*shape)
-    observation = np.stack([space.sample(), space.sample()])
-    images = observation
-    if not is_image_space_channels_first(space):
-        images = VecTransposeImage.transpose_image(observation)
-    expected = preprocess_obs(torch.from_numpy(images), pixels(*images.shape[1:]))
-    network = ppo_presets.ImageNetwork(space, 2, 1.0)
-    found = network.to_images(torch.from_numpy(observation).float())
-    torch.testing.assert_close(found, expected)
-
-
-def test_grid_is_one_hot():
-    space = pixels(4, 5, high=6, dtype="int64")
-    grid = space.sample()
-    found = ppo_presets.ImageNetwork(space, 2, 1.0).to_images(torch.from_numpy(grid).float())
-    assert found.numpy().tolist() == np.moveaxis(np.eye(7)[grid], -1, 0).tolist()
-
-
-@pytest.mark.parametrize(
-    ("space", "scale"),
-    [
-        pytest.param(spaces.Box(-1, 0, (5, 5, 3)), 1, id="nothing above zero"),
-        pytest.param(spaces.Box(-8, 2, (5, 5, 3)), 8, id="lower bound"),
-        pytest.param(spaces.Box(0, np.inf, (5, 5, 3)), 1, id="unbounded floats"),
-        pytest.param(spaces.Box(-np.inf, np.inf, (5, 5), "int64"), 1, id="unbounded integers"),
-    ],
-)
-def test_pixels_are_divided_by_the_largest_magnitude_of_their_bounds(space, scale):
-    assert ppo_presets.ImageNetwork(space, 2, 1.0).scale == scale
-
-
-@pytest.mark.parametrize(
-    ("space", "convolutions"),
-    [(pixels(35, 50, 3), [(16, 3)]), (pixels(36, 50, 3), [(16, 8), (32, 4)])],
-    ids=["small", "large"],
-)
-def test_network_takes_rows_of_any_batch_alone(space, convolutions):
-    network = ppo_presets.ImageNetwork(space, 4, 1.0)
-    layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
-    assert [(layer.out_channels, layer.kernel_size[0]) for layer in layers] == convolutions
-    observation = torch.randint(256, (2, 3, *space.shape)).float()
-    with torch.no_grad():
-        outputs = network(observation)
-        single = network(observation[1, 2])
-    assert outputs.shape == (2, 3, 4)
-    torch.testing.assert_close(outputs[1, 2], single)
 
 
 def linear(inputs, outputs, std=2**0.5):
@@ -171,15 +107,6 @@ def test_ppo_learns_from_pictures_and_is_deployed(registry, tmp_path, compiled):
     assert correct.sum() > 32
 
 
-@pytest.mark.full
-def test_ppo_resumed_after_its_end_returns_the_same_metrics(tmp_path):
-    arguments = {"num_envs": 4, "num_steps": 8, "total_timesteps": 128, "out": tmp_path}
-    first = ppo.main(ppo.Args(**arguments))
-    again = ppo.main(ppo.Args(**arguments, resume=True))
-    for name in ("env_steps", "final_mean_return", "seed"):
-        assert again[name] == first[name]
-
-
 # The maze
 
 
@@ -187,80 +114,6 @@ def test_ppo_resumed_after_its_end_returns_the_same_metrics(tmp_path):
 @pytest.mark.full
 def test_maze_keeps_the_contract():
     check_env(lambda num_envs, **arguments: tw.make("Maze-v0", num_envs, **arguments))
-
-
-@pytest.fixture(scope="module")
-def mazes():
-    env = tw.make("Maze-v0", 64)
-    td = env.reset(seed=1)
-    return env, td
-
-
-def squares(flat):
-    return flat.view(-1, maze.Maze.width, maze.Maze.width).numpy()
-
-
-def test_every_maze_is_one_tree_of_25_rooms(mazes):
-    env, _ = mazes
-    free = squares(env.state["free"]).astype(np.uint8)
-    assert len({each.tobytes() for each in free}) > 60  # of 64
-    for each in free:
-        count, _ = cv2.connectedComponents(each, connectivity=4)
-        assert count == 2  # the walls, and one piece of free cells
-        assert each.sum() == 25 + 24  # rooms, and the fewest passages that connect them
-
-
-def test_agent_and_goal_start_in_different_rooms(mazes):
-    state = mazes[0].state
-    assert (state["agent"] != state["goal"]).all()
-    for name in ("agent", "goal"):
-        y, x = divmod(state[name].numpy(), maze.Maze.width)
-        assert set(y) == set(x) == {4, 6, 8, 10, 12}
-
-
-def test_window_is_a_square_around_the_agent():
-    env = tw.make("Maze-v0", 16)
-    env.reset(seed=0)
-    for action in (0, 3, 1, 2, 0):
-        before = env.state["agent"].clone()
-        transition, _ = env.step(torch.full((16,), action))
-    state = env.state
-    rows = ~transition["next", "done"].squeeze(-1)
-    assert rows.sum() > 10
-    goal = torch.nn.functional.one_hot(state["goal"], maze.Maze.width**2)
-    planes = [squares(plane) for plane in (state["free"], goal, state["trail"])]
-    for row in rows.nonzero().flatten().tolist():
-        y, x = divmod(state["agent"][row].item(), maze.Maze.width)
-        windows = [plane[row, y - 3 : y + 4, x - 3 : x + 4] for plane in planes]
-        assert transition["next", "observation"][row].numpy().tolist() == np.stack(windows).tolist()
-        assert state["trail"][row, before[row]] == 1
-
-
-@pytest.mark.parametrize("trail", [True, False])
-def test_trail_fades_and_walls_stop_the_agent(trail):
-    env = tw.make("Maze-v0", 1, trail=trail)
-    env.reset(seed=0)
-    free = torch.zeros(maze.Maze.width**2)
-    free[140:143] = 1  # a corridor of three cells in row 8
-    state = {"free": free[None], "agent": torch.tensor([140]), "goal": torch.tensor([142])}
-    env.reset(options={"state": state})
-    successors = []
-    for action in (0, 3, 3):  # up, against the wall; then right
-        transition, _ = env.step(torch.tensor([action]))
-        successors.append(transition["next"])
-    successors = torch.cat(successors)
-    assert successors["reward"].flatten().tolist() == [0, 0, 1]
-    assert successors["terminated"].flatten().tolist() == [False, False, True]
-    middle = successors["observation"][:, :, 3]
-    assert middle[:, 1].tolist() == [[0] * 5 + [1, 0], [0] * 4 + [1, 0, 0], [0] * 3 + [1, 0, 0, 0]]
-    expected = torch.tensor([0, 0.85, 1, 0]) * trail
-    torch.testing.assert_close(middle[2, 2, :4], expected)
-
-
-def test_another_number_of_envs_keeps_the_batch_of_the_maze():
-    args = dataclasses.replace(maze.ARGS, num_envs=64)
-    ppo_presets.fill_in(args, tw.make)
-    assert args.num_steps == 1024 * 16 / 64
 
 
 @pytest.mark.full
