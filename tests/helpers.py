@@ -69,7 +69,7 @@ def play(env, num_steps, td):
     return torch.stack(seen), td
 
 
-def fresh(collect, seed=0):
+def from_reset(collect, seed=0):
     """What a collector returns after a reset."""
     collect.env.reset(seed=seed)
     return collect()

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import assert_same, buffers, fresh, leaves
+from helpers import assert_same, buffers, from_reset, leaves
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -115,7 +115,7 @@ def test_keys_restrict_the_entries_that_are_kept():
     keys = [("next", "info") if "info" in key else key for key in kept]
     collect = tw.Collector(make(), ones, 5, keys=keys)
     for _ in range(2):  # the first call also learns which keys there are
-        data = fresh(collect)
+        data = from_reset(collect)
         assert set(data.keys(True, True)) == set(kept)
         assert data.batch_size == (3, 5) and data.names == [None, "time"]
         assert_same(data, whole.select(*kept))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from catalogue import seven
 from gymnasium import spaces
-from helpers import assert_same, fresh
+from helpers import assert_same, from_reset
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -134,7 +134,7 @@ def test_restore_of_some_envs_leaves_the_others_and_shared_state():
     def make():
         transforms = T.NormalizeObservation(), T.FrameStackObservation(2)
         env = tw.TransformedEnv(tw.make("CartPole-v1", 4), *transforms)
-        fresh(tw.Collector(env, None, 5), seed=3)
+        from_reset(tw.Collector(env, None, 5), seed=3)
         return env
 
     env = make()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS, StatefulRnn
-from helpers import assert_same, fresh, through_file
+from helpers import assert_same, from_reset, through_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -156,7 +156,7 @@ def test_step_without_reset_keeps_the_state_until_the_reset(compiled):
 def test_snapshot_continues_the_state():
     env = make()
     policy = Recurrent(env)
-    fresh(tw.Collector(env, policy, 5))
+    from_reset(tw.Collector(env, policy, 5))
     snapshot = through_file(env.snapshot())
     expected = tw.rollout(env, policy, 5)
     other = make()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import assert_same, buffers, fresh, load_example
+from helpers import assert_same, buffers, from_reset, load_example
 from numpy.testing import assert_allclose
 from processes import Processes, init
 from tensordict import TensorDict
@@ -221,7 +221,7 @@ def play(rank, group, env_id, backend, num_envs):
         first_index=rank * shard,
         max_episode_steps=9,
     )
-    data = fresh(tw.Collector(env, None, 25), seed=3)
+    data = from_reset(tw.Collector(env, None, 25), seed=3)
     return TensorDict({"data": data, "root": env.root}, [shard])
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import EXAMPLES, assert_same_files, fresh, load_example
+from helpers import EXAMPLES, assert_same_files, from_reset, load_example
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_atari_lstm_remembers_in_an_update_what_it_remembered_in_the_rollout():
     env = script.make_env(args, args.num_envs)
     agent = script.Agent(env, args)
     collect = script.tw.Collector(env, agent.act, args.num_steps)
-    _ = fresh(collect)
+    _ = from_reset(collect)
     data = collect()
     env.close()
     assert data["next", "done"].any()

@@ -13,7 +13,7 @@ import sac
 import torch
 import world_model
 from gymnasium.spaces import Box, Dict, Discrete
-from helpers import EXAMPLES, fresh, load_example
+from helpers import EXAMPLES, from_reset, load_example
 from replay import (
     FrameReplayBuffer,
     ReplayBuffer,
@@ -146,7 +146,7 @@ GAPS = {
 def test_no_window_crosses_to_data_that_does_not_continue(tmp_path, gap, returns, discounts):
     env = ScriptedEnv(1, (1,), None)
     buffer = ReplayBuffer(20, 0.5, n_step=3)
-    data = fresh(tw.Collector(env, None, 3))
+    data = from_reset(tw.Collector(env, None, 3))
     buffer.extend(data)
     buffer = saved_and_loaded(buffer, ReplayBuffer(20, 0.5, n_step=3), tmp_path)
     GAPS[gap](env)
@@ -494,7 +494,7 @@ def test_world_model_starts_from_the_state_of_the_policy():
     args = world_model.Args(num_envs=3, latent_size=8)
     env = world_model.make_env(args)
     model = world_model.WorldModel(env, args)
-    data = fresh(tw.Collector(env, model.act, 12))
+    data = from_reset(tw.Collector(env, model.act, 12))
     for rows in sequences(data):
         whole = model.predict(rows.unsqueeze(0))["reward"][0]
         part = model.predict(rows[4:].unsqueeze(0))["reward"][0]
@@ -508,7 +508,7 @@ def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch):
     dataset_of = load_example("minari_dataset")
     space = Dict(a=Box(0, 9, ()), b=Discrete(9))
     env = ScriptedEnv(2, episode_lengths=(3, 1, 2), observation_space=space)
-    data = fresh(tw.Collector(env, None, 7))
+    data = from_reset(tw.Collector(env, None, 7))
     data["action"].requires_grad_()  # as of a loop without no_grad
     dataset_of.write("scripted/test-v0", data, env)
     dataset = minari.load_dataset("scripted/test-v0")

@@ -4,6 +4,7 @@ import ppo_recurrent as recurrent
 import pytest
 import torch
 from gymnasium.spaces import Box
+from helpers import from_reset
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -15,7 +16,7 @@ def test_states_through_time_equal_the_carried_states():
     env = recurrent.make_env(args, args.num_envs)
     agent = recurrent.Agent(args)
     collect = tw.Collector(env, agent.act, args.num_steps)
-    _ = fresh(collect)
+    from_reset(collect)
     data = collect()
     assert data["is_init"][:, 1:].any()
     assert data["hidden"][:, 0].any()
@@ -57,7 +58,7 @@ def test_truncated_episode_is_bootstrapped_from_its_final_observation_and_state(
         tw.PolicyState({"hidden": (args.hidden_size,)}),
     )
     agent = recurrent.Agent(args)
-    data = fresh(tw.Collector(env, agent.act, 3))
+    data = from_reset(tw.Collector(env, agent.act, 3))
     assert data["next", "truncated"][:, -1].all()
     with torch.no_grad():
         batch = recurrent.make_batch(agent, data, args)

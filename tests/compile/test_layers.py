@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from catalogue import NUM_ENVS, Push, gymnasium_cartpole
-from helpers import AOT, after, assert_same, buffers, each_copy, fresh, play
+from helpers import AOT, after, assert_same, buffers, each_copy, from_reset, play
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -62,7 +62,7 @@ def stepped(env):
 
 
 def collected(collect):
-    first = fresh(collect)
+    first = from_reset(collect)
     return torch.cat([first, collect()], 1)
 
 

@@ -9,7 +9,7 @@ import functools
 import pytest
 import torch
 from gymnasium.spaces import Box
-from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, fresh
+from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, from_reset
 from torch import nn
 
 import torchwrap as tw
@@ -130,7 +130,7 @@ STATES = {
 def test_policy_state_in_another_layout_matches_eager(name, tolerance):
     found = []
     for collect in both(recurrent):
-        fresh(collect)
+        from_reset(collect)
         td = collect.env.root
         td["hidden"] = STATES[name](td["hidden"])
         found.append(collect())
@@ -157,7 +157,7 @@ def compiled_recurrent():
 def test_wrong_entry_of_the_last_root_is_refused_until_it_is_right(case, make):
     name, change = WRONG[case]
     collect = make()
-    expected = fresh(collect)
+    expected = from_reset(collect)
     td = collect.env.reset(seed=0)
     right = td[name]
     wrong = change(right)
@@ -293,5 +293,5 @@ def test_collector_of_one_env_matches_eager(tolerance):
         return tw.Collector(env, lambda td: (td["observation"][:, 0] > 0).long(), 4)
 
     compiled, eager = both(make)
-    results = [fresh(collect) for collect in (compiled, eager)]
+    results = [from_reset(collect) for collect in (compiled, eager)]
     assert_same(*results, tolerance)

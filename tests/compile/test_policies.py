@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from catalogue import NUM_ENVS, ActorCritic, stack
-from helpers import AOT, INDUCTOR, assert_same, buffers, fresh, leaves, play
+from helpers import AOT, INDUCTOR, assert_same, buffers, from_reset, leaves, play
 from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Normal
@@ -39,8 +39,8 @@ def test_parameters_that_an_optimizer_changes_are_followed():
     tw.compile(collect, backend="eager")
     seen = []
     for _ in range(2):
-        data = fresh(collect)
-        expected = fresh(eager)
+        data = from_reset(collect)
+        expected = from_reset(eager)
         assert_same(data, expected, AOT)
         assert not any(leaf.requires_grad for leaf in leaves(data))
         seen.append(data)

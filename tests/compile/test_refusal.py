@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS, gymnasium_cartpole
-from helpers import after, assert_same, buffers, fresh, play
+from helpers import after, assert_same, buffers, from_reset, play
 from tensordict import TensorDict
 from torch import nn
 
@@ -239,10 +239,10 @@ def test_python_values_are_constants_until_another_policy_is_assigned():
     collect = compiled(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3))
     before = collect()
     SCALE = 0.75
-    after = fresh(collect)
+    after = from_reset(collect)
     assert torch.equal(after["action"], before["action"])
     collect.policy = lambda td: policy(td)
-    again = fresh(collect)
+    again = from_reset(collect)
     torch.testing.assert_close(again["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 
@@ -254,7 +254,7 @@ def test_buffer_that_a_loop_anneals_is_followed():
     )
     collect()
     schedule.scale.mul_(3)
-    data = fresh(collect)
+    data = from_reset(collect)
     torch.testing.assert_close(data["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from helpers import assert_same, fresh
+from helpers import assert_same, from_reset
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -230,7 +230,7 @@ def env_with(space, transform):
 
 
 def trajectory(env):
-    return fresh(tw.Collector(env, None, 3))
+    return from_reset(tw.Collector(env, None, 3))
 
 
 def unfit():

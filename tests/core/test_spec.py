@@ -9,7 +9,7 @@ import torch
 from catalogue import TRANSFORMS, seven
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from helpers import assert_same
+from helpers import assert_same, from_reset
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -21,21 +21,8 @@ from torchwrap.testing import ScriptedEnv
 def assert_alike(env, other):
     assert repr(env) == repr(other)
     other.load_state_dict(env.state_dict())
-    data = tw.rollout(
-        env,
-        None,
-        6,
-        env.reset(seed=3),
-    )
-    assert_same(
-        tw.rollout(
-            other,
-            None,
-            6,
-            other.reset(seed=3),
-        )[0],
-        data,
-    )
+    data = from_reset(tw.Collector(env, None, 6))
+    assert_same(from_reset(tw.Collector(other, None, 6)), data)
 
 
 def from_json(env):

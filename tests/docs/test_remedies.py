@@ -7,7 +7,7 @@ import torch
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from helpers import fresh
+from helpers import from_reset
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecTransposeImage
@@ -98,7 +98,7 @@ def test_uint16_is_refused_and_gymnasiums_dtype_observation_converts_it(registry
 def test_async_vector_env_of_an_env_with_one_array(mode, observations):
     vector_env = AsyncVectorEnv([lambda: Counts(np.int32)] * 2, autoreset_mode=mode)
     with tw.from_gymnasium(vector_env) as env:
-        data = fresh(tw.Collector(env, None, 4))
+        data = from_reset(tw.Collector(env, None, 4))
     assert data["next", "observation"][0].flatten().tolist() == observations
 
 

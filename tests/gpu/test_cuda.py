@@ -30,7 +30,7 @@ from helpers import (
     assert_plays_the_same,
     assert_same,
     buffers,
-    fresh,
+    from_reset,
     mostly_full,
     play,
     steps,
@@ -184,8 +184,8 @@ def test_env_and_collector_that_move_are_captured_again():
         assert env.device.type == device
         for each in (collect, eager):
             each.env.to(device)
-        data = fresh(collect)
-        assert_same(data, fresh(eager), AOT)
+        data = from_reset(collect)
+        assert_same(data, from_reset(eager), AOT)
         assert {leaf.device.type for leaf in data.values(True, True)} == {device}
 
 
@@ -263,8 +263,8 @@ def test_captured_collector_matches_eager_and_follows_its_policy(on, change):
     tw.compile(collect, backend=on.backend)
     found = []
     for _ in range(2):
-        data = fresh(collect)
-        assert_same(data, fresh(eager), INDUCTOR)
+        data = from_reset(collect)
+        assert_same(data, from_reset(eager), INDUCTOR)
         found.append(data["logits"].clone())
         with torch.no_grad():
             change(network)
@@ -276,11 +276,11 @@ def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
     collect, eager = (tw.Collector(cartpole(200, device=on.name), categorical, 5) for _ in range(2))
     compiled(collect)
     torch.manual_seed(0)
-    data = fresh(collect)
+    data = from_reset(collect)
     assert (collect()["action"] != data["action"]).any()
     if on.is_simulated:  # draws as eager mode does, unless the capture itself has drawn
         torch.manual_seed(0)
-        assert_same(data, fresh(eager), AOT)
+        assert_same(data, from_reset(eager), AOT)
 
 
 @full
@@ -313,8 +313,8 @@ def test_captured_collector_of_permuted_observations_follows_other_policies(on):
         policy = functools.partial(scaled, scale)
         for each in (collect, eager):
             each.policy = policy
-        data = fresh(collect)
-        assert_same(data, fresh(eager), on.tolerance)
+        data = from_reset(collect)
+        assert_same(data, from_reset(eager), on.tolerance)
 
 
 # Copies between devices cannot be captured.

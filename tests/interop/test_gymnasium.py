@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from helpers import Held, assert_same, buffers, fresh
+from helpers import Held, assert_same, buffers, from_reset
 from single_envs import (
     BOX,
     DISABLED,
@@ -323,7 +323,7 @@ def test_info_of_steps_and_roots_is_that_of_single_envs(bridge, kind, mode, keys
 @every_kind
 def test_collector_keeps_the_infos_of_roots(bridge, kind, mode):
     env = bridge(scripted(3, lengths=[(3,), (2,), (4, 1)]), kind, mode, NUMBERS)
-    data = fresh(tw.Collector(env, None, 7), seed=3)
+    data = from_reset(tw.Collector(env, None, 7), seed=3)
     following = data["info"][:, 1:]
     ended = data["next", "done"][:, :-1]
     elapsed = torch.where(ended, -1, data["next", "info", "elapsed"][:, :-1])
@@ -636,7 +636,7 @@ def test_time_limit_in_force_is_the_one_that_wrappers_set(make_env, kind):
     times = [single.step(single.action_space.sample())[0][-1] for _ in range(9)]
     env = make_env(kind, kind.__name__.removesuffix("VectorEnv").lower())
     with tw.TransformedEnv(env, T.TimeAwareObservation(normalize_time=True)) as timed:
-        successor = fresh(tw.Collector(timed, None, 10))["next"]
+        successor = from_reset(tw.Collector(timed, None, 10))["next"]
         np.testing.assert_allclose(successor["observation"][0, :9, -1], times)
         assert successor["truncated"].flatten().tolist() == [False] * 9 + [True]
         assert timed.spec is None or timed.spec.max_episode_steps == 10

@@ -7,7 +7,7 @@ import oracles
 import pytest
 import torch
 from gymnasium.spaces import Box
-from helpers import assert_same, fresh
+from helpers import assert_same, from_reset
 from oracles import TYPICAL
 from tensordict import TensorDict
 
@@ -24,7 +24,7 @@ def parts():
 
 
 def play(env, num_steps=12):
-    return fresh(tw.Collector(env, None, num_steps))
+    return from_reset(tw.Collector(env, None, num_steps))
 
 
 def test_compose_equals_wrapping_one_by_one():
