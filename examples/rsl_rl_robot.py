@@ -245,7 +245,7 @@ def main(args: Args) -> dict[str, float]:
         return {}
     test_env = make_env(100, level=1.0, delay=1)
     test_env.load_state_dict(env.state_dict(), strict=False)
-    test_env.set_wrapper_attr("level", 1.0)
+    test_env.unwrapped.params["level"].fill_(1.0)
     module = export(test_env, policy, args.out / "policy.onnx")
     results = play(module, test_env.eval(), policy, args)
     print(json.dumps(results, indent=2))

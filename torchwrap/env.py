@@ -115,9 +115,6 @@ class Env(BatchedModule):
     info_spaces: Mapping[str, Space[Any]] = {}
     """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
-    parameter_names: Sequence[str] = ()
-    """The names of the `params` of functions, which go before attributes of other layers."""
-
     def __init__(
         self,
         signature: Signature,
@@ -659,43 +656,36 @@ class Env(BatchedModule):
     # Attributes of layers.
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this layer or an inner one, or an env of a simulator, has the attribute."""
-        return self._part_with(name) is not None
+        """Whether `get_wrapper_attr` returns an attribute."""
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        return True
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
+        """Returns the attribute of the outermost layer that has it, or of functions or a simulator.
 
-        An attribute of a simulator's envs is a tuple with one value per env; a method is a function
-        that calls all of them.
+        That of a simulator's envs is a tuple with one value per env; a method is a function that
+        calls all of them. Raises an AttributeError if nothing has the attribute.
         """
-        owner = self._part_with(name)
-        if owner is None:
-            raise AttributeError(refusal(repr(self), f"no layer has the attribute {name!r}"))
-        return getattr(owner, name)
-
-    def _part_with(self, name: str) -> Any:
-        """The outermost part of this layer with an attribute, or None."""
-        return next((part for part in self._parts() if hasattr(part, name)), None)
-
-    def _parts(self) -> list[Any]:
-        """The objects of this layer that can own an attribute, outermost first."""
-        return [self]
+        return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
+        """Sets the attribute of the outermost layer that has it, or else of the innermost env.
 
-        For `params` and envs of a simulator, a list or tuple has one value per env, as for
-        Gymnasium's `set_attr`; another value is for all of them. If no layer has the attribute,
-        `force` sets it on this layer. Returns whether it was set. Raises an AttributeError for a
-        constructor argument of a transform, and where a simulator or a function would not see the
-        value, and a ValueError for a list of another length or a value that `params` cannot hold.
+        Over Gymnasium's envs, that is each of them: a list or tuple has one value per env, as for
+        Gymnasium's `set_attr`, and another value, such as an array, is for all. In Python,
+        `env.name = value` sets an attribute of this layer alone.
+
+        Without `force`, a name that nothing has is not set. Returns whether it was set. Raises an
+        AttributeError for a constructor argument of a transform, for `params`, which are written to
+        in `env.unwrapped.params`, and where a simulator or a function would not see the value, and
+        a ValueError for a list of another length.
         """
-        owner = self._part_with(name)
-        if owner is None:
-            owner = self
-            if not force:
-                return False
-        setattr(owner, name, value)
+        if not force and not hasattr(self, name):
+            return False
+        setattr(self, name, value)
         return True
 
     def __repr__(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,8 @@ class FunctionalEnv(Env):
         max_episode_steps: truncates episodes at this length. None disables it.
         first_index: global index of the first env, for a shard of a larger run.
         params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
-            a dict of their env's as `params`. `env.set_wrapper_attr(name, value)` changes them
-            during training, compiled or not, for one value or one per env. `state_dict` has them:
+            a dict of their env's as `params`. `env.unwrapped.params[name].copy_(value)` changes
+            them during training, compiled or not. `state_dict` has them:
             a value that all envs share loads into any number of envs.
         render_mode: "rgb_array" if the functions have `render_init()` and
             `render_image(state, render_state)`, which returns `(render_state, frame)`;
@@ -370,24 +370,22 @@ class FunctionalEnv(Env):
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
 
-    def _parts(self) -> list[Any]:
-        return [types.SimpleNamespace(**self.params), self, self.func_env]
+    @property
+    def action_masks(self) -> Callable[[], Tensor]:
+        """The functions' `action_masks(state)`, if they have it, called for each env."""
+        if not hasattr(self.func_env, "action_masks"):
+            raise AttributeError
+        return functools.partial(self.call, "action_masks", self.stream.key(), self.state)
 
-    def set_wrapper_attr(
-        self,
-        name: str,
-        value: Any,
-        *,
-        force: bool = True,
-    ) -> bool:
-        if name not in self.parameter_names:
-            if self._part_with(name) is self.func_env:
-                fault = f"{name!r} is an attribute of the functions, and a constant"
-                raise AttributeError(refusal(self._label, fault))
-            return super().set_wrapper_attr(name, value, force=force)
-        parameter = self.params[name]
-        parameter.copy_(_parameter(f"{self._label}: params[{name!r}]", value, parameter))
-        return True
+    def get_wrapper_attr(self, name: str) -> Any:
+        return getattr(self if hasattr(self, name) else self.func_env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        if name in self.params or hasattr(self.func_env, name):
+            fault = f"cannot set {name!r}, because the functions would not see it"
+            remedy = f"Numbers that change are params: env.unwrapped.params[{name!r}].copy_(value)"
+            raise AttributeError(refusal(self._label, fault, remedy=remedy))
+        return super().set_wrapper_attr(name, value, force=force)
 
     # Rendering.
 
@@ -512,25 +510,6 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     for key, part in observation.items():
         parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
     return tensordict(parts, num_rows)
-
-
-def _parameter(owner: str, value: Any, like: Tensor) -> Tensor:
-    """One value for all envs, or a list or tuple with one per env, as a parameter like another."""
-    try:
-        if isinstance(value, list | tuple):
-            pairs = zip(value, like, strict=True)
-            return torch.stack([_parameter(owner, item, row) for item, row in pairs])
-        given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        given = given.detach().to(like.device).expand_as(like)
-        parameter = given.to(like.dtype)
-        # A float dtype rounds a value, unless it becomes infinite. Others have to hold it exactly.
-        kept = torch.isinf if like.is_floating_point() else torch.as_tensor
-        if (kept(parameter) != kept(given)).any():
-            raise ValueError(f"{like.dtype} cannot hold {value}")
-    except (TypeError, ValueError, RuntimeError) as error:
-        must = f"value must fit {validation.described(like)}, or be a list of {len(like)} values"
-        raise ValueError(refusal(owner, must, validation.shown(value))) from error
-    return parameter
 
 
 def _defines(func_env: Functions, name: str) -> bool:

@@ -377,6 +377,14 @@ def test_constructor_argument_of_a_built_env_cannot_be_set():
         env.set_wrapper_attr("min_reward", -3)
 
 
+def test_new_attribute_is_set_on_the_env_itself():
+    theirs = wrappers.ClipReward(Ones(), -1, 1)
+    env = tw.TransformedEnv(ScriptedEnv(1), T.ClipReward(-1, 1))
+    for each in (theirs, env):
+        assert each.set_wrapper_attr("mark", 1)
+    assert not hasattr(theirs.unwrapped, "mark") and env.unwrapped.mark == 1
+
+
 def test_seed_is_one_integer_for_all_envs():
     theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
     one, _ = theirs.reset(seed=3)

@@ -1,7 +1,5 @@
 """Parameters that differ between envs, and tensors that functions hold."""
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
 from func_envs import both_styles, equal, play, unbounded
@@ -63,20 +61,6 @@ def test_params_differ_between_envs(func_env):
     assert changed["next", "reward"].flatten().tolist() == [7, 7, 7, 7]
 
 
-class Level(gymnasium.Env):
-    """A single env of Gymnasium whose reward is its level."""
-
-    observation_space = spaces.Box(-9, 9, (1,))
-    action_space = spaces.Discrete(2)
-    level = 1.0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), self.level, False, False, {}
-
-
 class NativeLevel(Falling):
     def reward(self, state, action, next_state, rng, params):
         return params["level"]
@@ -89,35 +73,28 @@ def native_level(registry):
     return tw.make("test/Level-v0", 2, params=params)
 
 
-@pytest.fixture
-def make_level(native_level, registry):
-    """Makes an env of each kind."""
-
-    def make(kind):
-        if kind in ("native", "compiled"):
-            return native_level
-        gymnasium.register("test/Level-v1", entry_point=Level)
-        return tw.make("test/Level-v1", 2, vectorization_mode=kind)
-
-    return make
-
-
-@pytest.mark.parametrize("kind", ["native", "compiled", "sync", "async"])
-def test_set_wrapper_attr_changes_a_number_of_every_kind_of_env(kind, make_level):
-    with tw.TransformedEnv(make_level(kind), T.RecordEpisodeStatistics()) as env:
-        if kind == "compiled":
-            tw.compile(env, backend="eager")
-        env.reset(seed=0)
-        for level in (1.0, 3.0, 7.0):
-            assert env.set_wrapper_attr("level", level)
-            transition, _ = env.step(LEFT)
-            assert transition["next", "reward"].tolist() == [[level], [level]]
-            assert list(env.get_wrapper_attr("level")) == [level, level]
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_params_that_are_written_in_place_count_from_the_next_step(is_compiled, native_level):
+    env = tw.TransformedEnv(native_level, T.RecordEpisodeStatistics())
+    if is_compiled:
+        tw.compile(env, backend="eager")
+    env.reset(seed=0)
+    for level in (1.0, 3.0, 7.0):
+        env.unwrapped.params["level"].copy_(torch.tensor([level, 2.0]))
+        transition, _ = env.step(LEFT)
+        assert transition["next", "reward"].tolist() == [[level], [2.0]]
 
 
-def test_set_wrapper_attr_with_a_value_that_does_not_broadcast_raises(native_level):
-    with pytest.raises(ValueError, match="level"):
-        native_level.set_wrapper_attr("level", [1, 2, 3])
+@pytest.mark.parametrize("name", ["level", "broadcasts"])
+def test_params_and_attributes_of_functions_cannot_be_set_as_attributes(name, native_level):
+    with pytest.raises(AttributeError, match=rf"params\['{name}'\].copy_"):
+        native_level.set_wrapper_attr(name, 3)
+
+
+def test_params_at_construction_leave_no_graph_of_autograd():
+    params = {**parameters(2), "level": torch.ones(2, requires_grad=True)}
+    env = FunctionalEnv(NativeLevel(), 2, params=params)
+    assert not env.params["level"].requires_grad
 
 
 def test_params_are_part_of_the_spec(native_level):
@@ -187,10 +164,10 @@ def saved(env, tmp_path):
 @pytest.mark.parametrize("num_envs", [1, 2, 5])
 def test_shared_level_of_a_curriculum_is_resumed_by_any_number_of_envs(num_envs, tmp_path):
     env = leveled(2)
-    env.set_wrapper_attr("level", 3.0)
+    env.unwrapped.params["level"].fill_(3)
     resumed = leveled(num_envs)
     resumed.load_state_dict(saved(env, tmp_path))
-    assert resumed.get_wrapper_attr("level").tolist() == [3] * num_envs
+    assert resumed.unwrapped.params["level"].tolist() == [3] * num_envs
     resumed.env.reset(seed=0)
     transition, _ = resumed.env.step(torch.zeros(num_envs, dtype=torch.int64))
     assert transition["next", "reward"].flatten().tolist() == [3] * num_envs
@@ -201,21 +178,21 @@ def test_levels_per_env_are_resumed_by_as_many_envs(tmp_path):
     env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
     resumed = leveled(3)
     resumed.load_state_dict(saved(env, tmp_path))
-    assert resumed.get_wrapper_attr("level").tolist() == [1, 4, 2]
+    assert resumed.unwrapped.params["level"].tolist() == [1, 4, 2]
 
 
 def test_levels_per_env_of_another_number_of_envs_are_refused_by_name(tmp_path):
     env = leveled(3)
     env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
-    env.set_wrapper_attr("gravity", 7.0)
+    env.unwrapped.params["gravity"].fill_(7)
     state = saved(env, tmp_path)
     resumed = leveled(2)
     with pytest.raises(ValueError, match="params_level"):
         resumed.load_state_dict(state)
-    assert resumed.get_wrapper_attr("gravity").tolist() == [1, 1]
+    assert resumed.unwrapped.params["gravity"].tolist() == [1, 1]
     resumed.load_state_dict(state, strict=False)
-    assert resumed.get_wrapper_attr("gravity").tolist() == [7, 7]
-    assert resumed.get_wrapper_attr("level").tolist() == [1, 1]
+    assert resumed.unwrapped.params["gravity"].tolist() == [7, 7]
+    assert resumed.unwrapped.params["level"].tolist() == [1, 1]
 
 
 def test_failed_load_leaves_the_params_as_they_were():
@@ -224,16 +201,16 @@ def test_failed_load_leaves_the_params_as_they_were():
     state["unknown"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match="unknown"):
         env.load_state_dict(state)
-    assert env.get_wrapper_attr("level").tolist() == [1, 1]
+    assert env.unwrapped.params["level"].tolist() == [1, 1]
 
 
 def test_masked_restore_gives_params_back_to_the_masked_envs():
     env = leveled(2)
     env.reset(seed=0)
     snapshot = env.snapshot()
-    env.set_wrapper_attr("level", 5.0)
+    env.unwrapped.params["level"].fill_(5)
     env.restore(snapshot, torch.tensor([True, False]))
-    assert env.get_wrapper_attr("level").tolist() == [1, 5]
+    assert env.unwrapped.params["level"].tolist() == [1, 5]
 
 
 class Promotion(tw.Wrapper):

@@ -406,7 +406,7 @@ def test_env_state_of_more_envs_with_differing_params_keeps_those_of_the_env():
     training, player = make(3), make(1)
     tw.rollout(training, None, 5)
     to_rl_games(player).set_env_state(to_rl_games(training).get_env_state())
-    assert player.get_wrapper_attr("length").tolist() == [1.0]
+    assert player.unwrapped.params["length"].tolist() == [1.0]
     assert player.transforms[0].statistics.mean.any()
 
 

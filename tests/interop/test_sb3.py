@@ -403,7 +403,7 @@ def test_env_for_evaluation_gets_statistics_and_keeps_its_params(num_envs):
     sync_envs_normalization(to_sb3(training), to_sb3(evaluation))
     mean = training.transforms[0].statistics.mean
     assert (evaluation.transforms[0].statistics.mean == mean).all() and mean.any()
-    assert evaluation.get_wrapper_attr("level").tolist() == [50, 51, 52][:num_envs]
+    assert evaluation.unwrapped.params["level"].tolist() == [50, 51, 52][:num_envs]
 
 
 @pytest.mark.parametrize(("num_envs", "expected"), [(3, [0, 1, 2]), (2, [50, 51])])
@@ -412,7 +412,7 @@ def test_params_of_a_saved_env_load_into_as_many_envs(tmp_path, num_envs, expect
     to_sb3(with_levels(3, 0)).save(path)
     env = with_levels(num_envs, 50)
     VecNormalize.load(path, to_sb3(env))
-    assert env.get_wrapper_attr("level").tolist() == expected
+    assert env.unwrapped.params["level"].tolist() == expected
 
 
 def wrapped(venv, path):
@@ -498,9 +498,9 @@ def test_attribute_is_set_for_all_envs_and_refused_for_some(is_wrapped):
         env = tw.TransformedEnv(env, T.TimeLimit(9))
     venv = to_sb3(env)
     venv.set_attr("difficulty", 2)
-    venv.set_attr("difficulty", 3, indices=range(3))
-    assert env.difficulty == 3
-    assert venv.get_attr("difficulty", indices=[1]) == [3]
+    venv.set_attr("difficulty", [3], indices=range(3))
+    assert env.unwrapped.difficulty == [3]
+    assert venv.get_attr("difficulty", indices=[1]) == [[3]]
     with pytest.raises(ValueError, match="set_attr"):
         venv.set_attr("difficulty", 4, indices=[1])
 
@@ -525,17 +525,6 @@ def test_attributes_of_a_simulator_have_one_value_per_env():
     venv.set_attr("gravity", 7)
     assert [single.unwrapped.gravity for single in simulator.envs] == [7] * 3
     assert venv.env_method("fall", 2, indices=[1]) == [14]
-
-
-@pytest.mark.parametrize("value", [2, [1, 2, 3], (1, 2, 3)], ids=["number", "list", "tuple"])
-def test_attribute_of_a_simulator_is_set_as_by_dummy_vec_env(value):
-    makers = [lambda: gymnasium.make("CartPole-v1")] * 3
-    theirs = DummyVecEnv(makers)
-    ours = to_sb3(tw.make("CartPole-v1", 3, backend="gymnasium"))
-    for venv in (ours, theirs):
-        venv.env_method("set_wrapper_attr", "gravity", 5)
-        venv.set_attr("gravity", value)
-    assert ours.get_attr("gravity") == theirs.get_attr("gravity")
 
 
 class Adding(gymnasium.Wrapper):
@@ -616,16 +605,8 @@ class TensorMasks(MaskLayer):
     form = torch.as_tensor
 
 
-class TupleMasks(MaskLayer):
-    form = tuple
-
-
-class ListMasks(MaskLayer):
-    form = list
-
-
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-@pytest.mark.parametrize("layer", [tw.Wrapper, ArrayMasks, TensorMasks, TupleMasks, ListMasks])
+@pytest.mark.parametrize("layer", [tw.Wrapper, ArrayMasks, TensorMasks])
 def test_action_masks_are_those_of_each_env(layer, num_envs):
     env = layer(make_masked(num_envs))
     venv = to_sb3(tw.TransformedEnv(env, T.TimeLimit(9)))
@@ -637,22 +618,6 @@ def test_action_masks_are_those_of_each_env(layer, num_envs):
     np.testing.assert_array_equal(masks, masks_of(env))
     chosen = venv.env_method("action_masks", indices=[num_envs - 1])
     np.testing.assert_array_equal(chosen, masks[-1:])
-
-
-def test_action_masks_without_a_row_per_env_are_those_of_every_env():
-    env = tw.Wrapper(make_masked(2))
-    env.action_masks = lambda: np.array([True, False])
-    assert np.stack(to_sb3(env).env_method("action_masks")).tolist() == [[True, False]] * 2
-
-
-def test_params_are_read_and_written_back_with_one_row_per_env():
-    env = make_masked(3)
-    venv = to_sb3(env)
-    read = venv.get_attr("level")
-    assert [int(level) for level in read] == [0, 1, 2]
-    venv.set_attr("level", 7)
-    venv.set_attr("level", read)
-    assert env.params["level"].tolist() == [0, 1, 2]
 
 
 def test_method_takes_every_keyword():

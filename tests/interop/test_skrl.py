@@ -553,7 +553,7 @@ def test_agent_of_fewer_envs_with_differing_params_keeps_those_of_its_env(tmp_pa
     agent.save(str(tmp_path / "agent.pt"))
     other, other_agent = make(2)
     other_agent.load(str(tmp_path / "agent.pt"))
-    assert other._env.get_wrapper_attr("length").tolist() == [1.0, 2.0]
+    assert other._env.unwrapped.params["length"].tolist() == [1.0, 2.0]
     assert other._env.transforms[0].statistics.mean.any()
 
 

@@ -28,27 +28,7 @@ from single_envs import (
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
-
-
-class Paramed(Pendulum):
-    """Functions with a parameter that differs between envs."""
-
-    def reward(self, state, action, next_state, rng, params):
-        return params["level"]
-
-    def initial(self, rng, params):
-        return super().initial(rng)
-
-    def transition(self, state, action, rng, params):
-        return super().transition(state, action, rng)
-
-    def observation(self, state, rng, params):
-        return super().observation(state, rng)
-
-    def terminal(self, state, rng, params):
-        return super().terminal(state, rng)
 
 
 class Informed(Scripted):
@@ -465,26 +445,28 @@ CALLS = {
     "action space": lambda envs: envs.get_attr("action_space"),
     "call": lambda envs: envs.call("scaled", 2, plus=1),
 }
-VALUES = [7, [1, 2, 3], (1, 2, 3)]
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("values", VALUES, ids=["number", "list", "tuple"])
-def test_attributes_and_methods_are_those_of_sync_vector_env(export, values, call):
+@pytest.mark.parametrize("values", [7, [1, 2, 3]], ids=["number", "list"])
+@pytest.mark.parametrize("name", ["level", "wind"])
+def test_attributes_and_methods_are_those_of_sync_vector_env(export, name, values, call):
     envs, oracle = export([Leveled] * 3, SAME_STEP)
     assert call(envs) == call(oracle)
     for each in (envs, oracle):
-        each.set_attr("level", values)
+        each.set_attr(name, values)
     assert call(envs) == call(oracle)
+    assert envs.get_attr(name) == oracle.get_attr(name)
 
 
 def test_attributes_of_layers_are_shared():
     env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.TimeLimit(9))
     envs = tw.to_gymnasium(env)
     assert envs.get_attr("max_episode_steps") == (9, 9)
-    envs.set_attr("mark", [3, 3])
-    assert env.mark == 3
-    assert envs.get_attr("mark") == (3, 3)
+    envs.set_attr("ending", "both")
+    assert env.unwrapped.ending == "both" and envs.get_attr("ending") == ("both", "both")
+    with pytest.raises(ValueError, match="'ending'"):
+        envs.set_attr("ending", ["both", "both"])
 
 
 def test_tuple_of_a_layer_is_one_value_for_all_envs_of_a_simulator():
@@ -509,25 +491,6 @@ def test_call_of_render_returns_the_frame_of_each_env(backend):
         envs.reset(seed=0)
         frames = envs.call("render")
         assert [frame.shape for frame in frames] == [(400, 600, 3)] * 2
-
-
-def test_params_of_functions_have_one_value_per_env():
-    env = tw.FunctionalEnv(Paramed(), 3, params={"level": torch.arange(3.0)})
-    envs = tw.to_gymnasium(env)
-    assert envs.get_attr("level") == (0, 1, 2)
-    envs.set_attr("level", [5, 6, 7])
-    assert envs.get_attr("level") == (5, 6, 7)
-
-
-BAD_VALUES = {"two for three": [1, 2], "different": [1, 2, 3]}
-
-
-@pytest.mark.parametrize("values", BAD_VALUES.values(), ids=BAD_VALUES)
-def test_values_that_envs_cannot_share_raise(values):
-    env = ScriptedEnv(3, (1,))
-    with pytest.raises(ValueError, match="mark"):
-        tw.to_gymnasium(env).set_attr("mark", values)
-    assert not hasattr(env, "mark")
 
 
 # Rendering, and bad input.

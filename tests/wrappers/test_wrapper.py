@@ -53,7 +53,6 @@ def test_wrapper_set_wrapper_attr_sets_the_layer_that_has_it():
     assert env.set_wrapper_attr("level", 2)
     assert env.unwrapped.level == 2 and not hasattr(env, "level")
     assert not env.set_wrapper_attr("gravity", 1, force=False)
-    assert env.set_wrapper_attr("gravity", 1) and env.gravity == 1
 
 
 @pytest.mark.parametrize("name", ["gravity", "reset", "nope"])
@@ -62,14 +61,6 @@ def test_attributes_of_functions_are_those_of_gymnasiums_env(name):
     env = tw.make("CartPole-v1", 2)
     assert env.get_wrapper_attr("gravity") == single.get_wrapper_attr("gravity")
     assert env.has_wrapper_attr(name) == single.has_wrapper_attr(name)
-
-
-def test_set_wrapper_attr_of_an_env_without_wrappers():
-    env = tw.make("CartPole-v1", 2)
-    assert not env.set_wrapper_attr("nope", 1, force=False)
-    assert env.set_wrapper_attr("mark", 1) and env.mark == 1
-    with pytest.raises(AttributeError, match="gravity"):  # it would have no effect in a graph
-        env.set_wrapper_attr("gravity", 3)
 
 
 class Counted(T.Transform):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Number
@@ -24,24 +23,24 @@ from torchwrap.env import Env
 from torchwrap.spaces import Signature
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
-from torchwrap.wrappers.wrapper import layers
 
 _CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class SimulatorEnv(Env):
-    """Base of envs over a simulator outside of PyTorch. They have no snapshots.
-
-    `set_wrapper_attr` sets an attribute that this env lacks in the simulator's envs.
-    """
+    """Base of envs over a simulator outside of PyTorch. They have no snapshots."""
 
     can_snapshot = False
     host_stepped = True
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        is_set = not hasattr(self, name) and self._set_in_simulator(name, value)
-        return is_set or super().set_wrapper_attr(name, value, force=force)
+        if force and not hasattr(self, name):
+            fault = f"cannot set {name!r} in the simulator's envs, which it does not hold"
+            raise AttributeError(
+                refusal(self._label, fault, remedy="Set it on the simulator itself")
+            )
+        return super().set_wrapper_attr(name, value, force=force)
 
     def __getstate__(self) -> NoReturn:
         # copy.deepcopy and pickle come here. Many simulators give a fresh env as their copy.
@@ -51,28 +50,21 @@ class SimulatorEnv(Env):
         )
         raise TypeError(refusal(self._label, fault, remedy=remedy))
 
-    def _set_in_simulator(self, name: str, value: Any) -> bool:
-        """Sets an attribute of the simulator's envs. Returns whether they have it.
 
-        Raises an AttributeError if this env does not hold the simulator's envs.
-        """
-        fault = f"cannot set {name!r} in the simulator's envs, which it does not hold"
-        raise AttributeError(refusal(self._label, fault, remedy="Set it on the simulator itself"))
+class PerEnv(tuple[Any, ...]):
+    """One value per env of a simulator. A tuple of a layer is one value for all."""
 
 
+@dataclasses.dataclass
 class MethodOfEach:
-    """A method of a simulator's envs. A call returns a tuple, with the result of each."""
+    """A method of a simulator's envs. A call returns its results in some rows."""
 
-    def __init__(self, engine: Any, name: str) -> None:
-        self.engine = engine
-        self.name = name
+    engine: Any
+    name: str
+    rows: Sequence[int]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.engine.call(self.name, *args, **kwargs)
-
-    def of(self, rows: Sequence[int]) -> Callable[..., list[Any]]:
-        """The method of some envs."""
-        return functools.partial(self.engine.call_some, rows, self.name)
+    def __call__(self, *args: Any, **kwargs: Any) -> PerEnv:
+        return PerEnv(self.engine.call_method(self.rows, self.name, args, kwargs))
 
 
 def check_reset(owner: str, rows: NDArray[np.bool_]) -> None:
@@ -166,34 +158,22 @@ def is_float_box(space: Any, *dims: int) -> bool:
     return has_shape and space.dtype == np.float32
 
 
-def per_env(env: Env, name: str, value: Any) -> tuple[Any, ...]:
-    """A result of `get_wrapper_attr(name)`, or of a call of it, for each env.
-
-    Envs of a simulator, `params` and `action_masks` have one each. Layers have one for all envs.
-    """
-    is_each = name in getattr(env.unwrapped, "parameter_names", ())
-    if is_each:
-        value = copy.deepcopy(value)  # not the buffer itself
-    if name == "render":
-        is_each = True
-    elif name == "action_masks":
-        is_each = np.ndim(value) > 1
-    elif isinstance(value, tuple):
-        is_each = _is_of_simulator(env, name)
-    return tuple(value) if is_each else (value,) * env.num_envs
-
-
-def _is_of_simulator(env: Env, name: str) -> bool:
-    """Whether no layer and the env itself have an attribute, so that it is of each env below."""
-    return all(layer._part_with(name) is None for layer in layers(env))
+def per_env(env: Env, value: Any) -> tuple[Any, ...]:
+    """An attribute of each env: the values of a simulator's envs, or that of a layer for all."""
+    return value if isinstance(value, PerEnv) else (value,) * env.num_envs
 
 
 def is_shared(env: Env, name: str) -> bool:
-    """Whether an attribute has one value for all envs, or is not set yet."""
-    if not env.has_wrapper_attr(name):
-        return True
-    value = env.get_wrapper_attr(name)
-    return per_env(env, name, value)[0] is value
+    """Whether `set_wrapper_attr` sets one value for all envs, and not one in each of Gymnasium."""
+    if env.has_wrapper_attr(name):
+        return not isinstance(env.get_wrapper_attr(name), PerEnv)
+    return not isinstance(env.unwrapped, SimulatorEnv)
+
+
+def get_attr(env: Env, name: str) -> Any:
+    """As `env.get_wrapper_attr`. Spaces are those of a single env, as in Gymnasium and SB3."""
+    is_space = name in ("observation_space", "action_space")
+    return env.get_wrapper_attr(f"single_{name}" if is_space else name)
 
 
 def call(
@@ -205,18 +185,14 @@ def call(
 ) -> tuple[Any, ...]:
     """As Gymnasium's `VectorEnv.call`: calls a method, or reads an attribute, of each env.
 
-    Methods of layers are called once. `action_masks(state)` of functions is for a single env.
+    Methods of layers are called once, for all envs. `action_masks` and `render` return a row each.
     """
-    result = env.get_wrapper_attr(name)
-    base: Any = env.unwrapped
-    functions = getattr(base, "func_env", None)
-    if name == "action_masks" and result == getattr(functions, name, None):
-        result = base.call(name, base.stream.key(), base.state)
-    elif callable(result):
+    result = get_attr(env, name)
+    if callable(result):
         result = result(*args, **kwargs)
     if isinstance(result, Tensor):
         result = result.numpy(force=True)
-    return per_env(env, name, result)
+    return tuple(result) if name in ("action_masks", "render") else per_env(env, result)
 
 
 def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:

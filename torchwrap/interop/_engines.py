@@ -81,7 +81,7 @@ class Engine:
     takes_options = True
     remedy_for_repeats = "Let each env repeat them, with torchwrap.make(id, wrappers=[...])"
     is_interruptible = True  # False if an interrupted call leaves results for the next call
-    getter = "get_wrapper_attr"  # the method of an env that returns an attribute
+    is_ours = False  # True if worker processes have the methods of `WorkerEnv`
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Engine:
         self.name = name
         self.info_names = info_names
         self.fault = ""  # If not empty, all further calls raise this error.
-        self.reaches_envs = isinstance(vector_env.unwrapped, SyncVectorEnv)
+        self.reaches_envs = isinstance(vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         mode = autoreset_mode_of(self._mode())
         if mode not in self.modes:
             must = f"autoreset_mode must be {' or '.join([mode.name for mode in self.modes])}"
@@ -169,22 +169,31 @@ class Engine:
         """The attribute of each env; None if an env lacks it, or cannot be reached."""
         if not self.reaches_envs or not all(self.call("has_wrapper_attr", name)):
             return None
-        return self.call(self.getter, name)
+        return self.call("torchwrap_call" if self.is_ours else "get_wrapper_attr", name)
+
+    def set_attributes(self, name: str, values: Sequence[Any]) -> None:
+        """Sets an attribute of each env."""
+        base = self.vector_env.unwrapped
+        if not isinstance(base, SyncVectorEnv):
+            base.set_attr(name, values)
+            return
+        for env, value in zip(base.envs, values, strict=True):
+            set_attribute(env, name, value)
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of each env, and returns a tuple."""
         return self.vector_env.unwrapped.call(command, *args, **kwargs)
 
-    def call_some(
+    def call_method(
         self,
         rows: Sequence[int],
-        command: str,
-        *args: Any,
-        **kwargs: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
     ) -> list[Any]:
         """Calls a method of some envs."""
         envs = self.vector_env.unwrapped.envs
-        return [envs[row].get_wrapper_attr(command)(*args, **kwargs) for row in rows]
+        return [envs[row].get_wrapper_attr(name)(*args, **kwargs) for row in rows]
 
     def render(self, rows: Sequence[int] | None) -> Any:
         """The frames of some rows, or of all."""
@@ -250,13 +259,10 @@ class Engine:
 
     def _step_limit(self) -> int | None:
         """The step limit of the envs' `TimeLimit`s, which the vector env's spec does not have."""
-        name = "_max_episode_steps"
-        base = self.vector_env.unwrapped
-        has_envs = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
-        if has_envs and all(self.call("has_wrapper_attr", name)):
-            limits: Any = set(self.call("get_wrapper_attr", name))
-            return limits.pop() if len(limits) == 1 else None  # envs with different limits
-        return getattr(base, "max_episode_steps", None)
+        limits: Any = self.attributes("_max_episode_steps")
+        if limits is None:
+            return getattr(self.vector_env.unwrapped, "max_episode_steps", None)
+        return limits[0] if len(set(limits)) == 1 else None  # envs with different limits
 
     def _final_rows(self, info: Info, done: Mask) -> Mask:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
@@ -538,6 +544,12 @@ def autoreset_mode_of(value: Any) -> Any:
         if value in (mode, mode.value, mode.name):
             return mode
     return value
+
+
+def set_attribute(env: Any, name: str, value: Any) -> bool:
+    """Sets an attribute of the wrapper that has it, or else of the env, where the env sees it."""
+    is_set = env.set_wrapper_attr(name, value, force=False)
+    return is_set or env.unwrapped.set_wrapper_attr(name, value)
 
 
 def interrupted(name: str) -> str:

@@ -17,7 +17,15 @@ import gymnasium
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap.interop._engines import NEW_ENV, Engine, Mask, cast_info, check_result, interrupted
+from torchwrap.interop._engines import (
+    NEW_ENV,
+    Engine,
+    Mask,
+    cast_info,
+    check_result,
+    interrupted,
+    set_attribute,
+)
 
 PATIENCE = 5.0  # seconds in which workers can end by themselves before they are killed
 
@@ -31,7 +39,6 @@ class Async(Engine):
     """
 
     is_interruptible = False
-    getter = "torchwrap_get"
 
     def __init__(
         self, vector_env: Any, name: str, info_names: Collection[str], timeout: float | None
@@ -40,7 +47,7 @@ class Async(Engine):
         # At the end of the program, too, before Python waits for the processes.
         self._end_workers = Finalize(self, _end_workers, (vector_env,), exitpriority=10)
         super().__init__(vector_env, name, info_names)
-        self.reaches_envs = all(self.call("has_wrapper_attr", self.getter))
+        self.is_ours = all(self.call("has_wrapper_attr", "torchwrap_call"))
 
     def close(self) -> None:
         """Ends the workers, and kills those that do not end by themselves."""
@@ -66,18 +73,22 @@ class Async(Engine):
 
     call = _call
 
-    def call_some(
+    def call_method(
         self,
         rows: Sequence[int],
-        command: str,
-        *args: Any,
-        **kwargs: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
     ) -> list[Any]:
-        results = self.call("torchwrap_call", rows, command, args, kwargs)
+        if not self.is_ours:
+            fault = f"cannot call {name}() in the processes of an AsyncVectorEnv of your own"
+            remedy = 'Make it with torchwrap.make(id, num_envs, vectorization_mode="async")'
+            raise AttributeError(refusal(self.name, fault, remedy=remedy))
+        results = self.call("torchwrap_call", name, rows, args, kwargs)
         return [results[row] for row in rows]
 
     def leave_out(self, rows: Mask) -> None:
-        if not self.reaches_envs:
+        if not self.is_ours:
             super().leave_out(rows)  # raises
         self.call("torchwrap_leave_out", rows)
 
@@ -102,7 +113,7 @@ class Async(Engine):
             index = [*results, True].index(True) - 1
             fault = f"could not batch the results of {command} up to env {index} ({error!r})"
         remedy = NEW_ENV
-        if not self.reaches_envs:
+        if not self.is_ours:
             remedy += (
                 ', with torchwrap.make(id, num_envs, vectorization_mode="async"): its workers send '
                 "the infos of info_keys alone"
@@ -175,10 +186,8 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._is_left_out = False
         return self._checked("reset", self.env.reset(**kwargs))
 
-    def torchwrap_get(self, name: str) -> Any:
-        """An attribute of the env; `callable` in place of a method, which cannot be sent."""
-        value = self.env.get_wrapper_attr(name)
-        return callable if callable(value) else value
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        return set_attribute(self.env, name, value)
 
     def torchwrap_leave_out(self, rows: Mask) -> None:
         """Lets the next step return the last result again, if this env is in the mask."""
@@ -186,13 +195,19 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def torchwrap_call(
         self,
-        rows: Sequence[int],
         name: str,
-        args: Any,
-        kwargs: Any,
+        rows: Sequence[int] = (),
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
-        """The result of a method, if this env is among the rows."""
-        return self.env.get_wrapper_attr(name)(*args, **kwargs) if self._row in rows else None
+        """An attribute, or the result of a method if this env is among the rows.
+
+        Elsewhere, `callable` is sent in place of the method, which cannot be sent.
+        """
+        value = self.env.get_wrapper_attr(name)
+        if self._row in rows:
+            return value(*args, **kwargs)
+        return callable if callable(value) else value
 
     def _checked(self, call: str, result: Any) -> Any:
         owner = type(self.unwrapped).__name__

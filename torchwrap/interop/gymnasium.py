@@ -20,7 +20,7 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
-from torchwrap.interop._checks import MethodOfEach, SimulatorEnv
+from torchwrap.interop._checks import MethodOfEach, PerEnv, SimulatorEnv
 from torchwrap.interop._engines import (
     Ale,
     Arrays,
@@ -58,8 +58,8 @@ def from_gymnasium(
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`,
             EnvPool's in its own mode. The result owns it from now on. Prefer
             `torchwrap.make(..., vectorization_mode="async")` to an `AsyncVectorEnv` of your own:
-            that casts results before they are checked, and `get_wrapper_attr` does not reach its
-            envs. EnvPool seeds its envs when it makes them: `reset` takes no other seed.
+            that casts results before they are checked. EnvPool seeds its envs when it makes them:
+            `reset` takes no other seed.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names
             of numbers, which become `(num_envs, 1)` float32, or a mapping from names to spaces.
@@ -232,29 +232,25 @@ class GymnasiumEnv(SimulatorEnv):
 
     # The envs of the simulator.
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        return super().has_wrapper_attr(name) or self._engine.attributes(name) is not None
-
     def get_wrapper_attr(self, name: str) -> Any:
-        if super().has_wrapper_attr(name):
-            return getattr(self, name)
-        values = self._engine.attributes(name)
+        values = None if hasattr(self, name) else self._engine.attributes(name)
         if values is None:
-            return super().get_wrapper_attr(name)  # raises
+            return super().get_wrapper_attr(name)
         if all(map(callable, values)):
-            return MethodOfEach(self._engine, name)
-        return values
+            return MethodOfEach(self._engine, name, range(self.num_envs))
+        return PerEnv(values)
 
-    def _set_in_simulator(self, name: str, value: Any) -> bool:
-        if not self._engine.reaches_envs:
-            return super()._set_in_simulator(name, value)  # raises
-        if self._engine.attributes(name) is None:
-            return False
-        if isinstance(value, list | tuple) and len(value) != self.num_envs:
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        if hasattr(self, name) or not self._engine.reaches_envs:
+            return super().set_wrapper_attr(name, value, force=force)
+        values = value if isinstance(value, list | tuple) else [value] * self.num_envs
+        if len(values) != self.num_envs:
             must = f"a list for the attribute {name!r} must have {self.num_envs} values"
             raise ValueError(refusal(self._label, must, repr(value)))
-        self.vector_env.unwrapped.set_attr(name, value)
-        return True
+        is_set = force or self.has_wrapper_attr(name)
+        if is_set:
+            self._engine.set_attributes(name, values)
+        return is_set
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:

@@ -43,12 +43,11 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     nothing.
 
     `seed(seed)` takes effect in the next `reset()`. `get_attr`, `set_attr` and `env_method` reach
-    the same attributes as `env.get_wrapper_attr`. An attribute of the whole batch is read or called
-    once, and each index gets the result, or its own row of `params` and of the result of
-    `action_masks()`, for MaskablePPO. The functions of a `FunctionalEnv` may have
-    `action_masks(state)`, for a single env. `HerReplayBuffer` calls the env's
-    `compute_reward(achieved_goal, desired_goal, info)` with NumPy batches; no transform may change
-    goals or rewards.
+    the same attributes as `env.get_wrapper_attr`. An attribute of a layer is read or called once,
+    and each index gets the result, or its own row of the result of `action_masks()`, for
+    MaskablePPO. The functions of a `FunctionalEnv` may have `action_masks(state)`, for a single
+    env. `HerReplayBuffer` calls the env's `compute_reward(achieved_goal, desired_goal, info)` with
+    NumPy batches; no transform may change goals or rewards.
 
     Args:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`,
@@ -131,24 +130,20 @@ class SB3VecEnv(VecEnv):
         return self.env.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name in ("observation_space", "action_space"):  # of a single env, as in SB3
-            value = getattr(self, attr_name)
-        else:
-            value = self.env.get_wrapper_attr(attr_name)
-        return self._select(_checks.per_env(self.env, attr_name, value), indices)
+        value = _checks.get_attr(self.env, attr_name)
+        return self._select(_checks.per_env(self.env, value), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        chosen = sorted(self._get_indices(indices))
-        is_some = chosen != list(range(self.num_envs))
-        is_shared = _checks.is_shared(self.env, attr_name)
-        if is_shared and is_some:
-            must = f"indices of set_attr must be all {self.num_envs} envs, which share {attr_name}"
-            raise ValueError(refusal("to_sb3", must, chosen))
-        if not is_shared and (is_some or self.env.host_stepped):
-            values = self.get_attr(attr_name)
-            for row in chosen:
+        rows = set(self._get_indices(indices))
+        is_some = len(rows) < self.num_envs
+        if not _checks.is_shared(self.env, attr_name):
+            values = self.get_attr(attr_name) if is_some else [None] * self.num_envs
+            for row in rows:
                 values[row] = value  # To SB3, a list is one value.
             value = values
+        elif is_some:
+            must = f"indices of set_attr must be all {self.num_envs} envs, which share {attr_name}"
+            raise ValueError(refusal("to_sb3", must, sorted(rows)))
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
@@ -156,11 +151,10 @@ class SB3VecEnv(VecEnv):
     ) -> list[Any]:
         if method_name == "compute_reward":
             self._check_goals()
-        rows = list(self._get_indices(indices))
-        if rows != list(range(self.num_envs)):
-            method = self.env.get_wrapper_attr(method_name)
-            if isinstance(method, _checks.MethodOfEach):
-                return method.of(rows)(*args, **kwargs)
+        method = self.env.get_wrapper_attr(method_name)
+        if isinstance(method, _checks.MethodOfEach):
+            method.rows = list(self._get_indices(indices))
+            return list(method(*args, **kwargs))
         results = _checks.call(self.env, method_name, *args, **kwargs)
         return self._select(results, indices)
 

@@ -204,8 +204,6 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        if name in ("observation_space", "action_space"):  # of a single env, as in Gymnasium
-            name = f"single_{name}"
         return _checks.call(self.env, name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -213,11 +211,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def set_attr(self, name: str, values: Any) -> None:
         if isinstance(values, list | tuple) and _checks.is_shared(self.env, name):
-            is_equal = all(np.array_equal(value, values[0]) for value in values)
-            if len(values) != self.num_envs or not is_equal:
-                must = f"{name!r} must have {self.num_envs} equal values, because envs share it"
-                raise ValueError(refusal(f"{self}.set_attr", must, repr(values)))
-            values = values[0]
+            must = f"{name!r} must be one value, because the envs share it"
+            raise ValueError(refusal(f"{self}.set_attr", must, repr(values)))
         self.env.set_wrapper_attr(name, values)
 
     def render(self) -> tuple[Any, ...]:

@@ -121,23 +121,22 @@ class Wrapper(Env):
     def close(self) -> None:
         self.env.close()
 
-    def _part_with(self, name: str) -> Any:
-        if name in self.unwrapped.parameter_names:
-            return None
-        return super()._part_with(name)
-
-    def has_wrapper_attr(self, name: str) -> bool:
-        return super().has_wrapper_attr(name) or self.env.has_wrapper_attr(name)
+    def _parts(self) -> list[Any]:
+        """The objects of this layer that can own an attribute, outermost first."""
+        return [self]
 
     def get_wrapper_attr(self, name: str) -> Any:
-        if self._part_with(name) is None:
-            return self.env.get_wrapper_attr(name)
-        return super().get_wrapper_attr(name)
+        for part in self._parts():
+            if hasattr(part, name):
+                return getattr(part, name)
+        return self.env.get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        is_below = self._part_with(name) is None
-        is_set = is_below and self.env.set_wrapper_attr(name, value, force=False)
-        return is_set or super().set_wrapper_attr(name, value, force=force)
+        for part in self._parts():
+            if hasattr(part, name):
+                setattr(part, name, value)
+                return True
+        return self.env.set_wrapper_attr(name, value, force=force)
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
