@@ -497,10 +497,9 @@ class Env(BatchedModule):
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
         Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
-        that episodes can be truncated at different times from the start. The root's observation
-        then shows the new time; a RuntimeError says that it cannot, because another layer is above
-        the layer that shows it or an env of your own does not tell, or that no layer has a clock,
-        because a simulator counts the steps.
+        that episodes can be truncated at different times from the start. Observations show the new
+        time from the next step on. A RuntimeError says that no layer has a clock, because a
+        simulator counts the steps, or that actions are repeated.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -509,12 +508,7 @@ class Env(BatchedModule):
         >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
         tensor([False,  True])
         """
-        steps = self._read_clock()
-        if steps is None:
-            fault = "elapsed_steps needs a layer that counts steps in a tensor"
-            remedy = "Put transforms.TimeLimit on the env"
-            raise RuntimeError(refusal(self._label, fault, remedy=remedy))
-        return steps.reshape(-1).to(torch.int64, copy=True)
+        return self._find_clocks()[0].reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
     def elapsed_steps(self, steps: Tensor) -> None:
@@ -525,19 +519,21 @@ class Env(BatchedModule):
         if not fits or not ((steps >= 0) & (steps < limit)).all():
             must = f"elapsed_steps must be a torch.int64 {tuple(shape)} in [0, {limit - 1}]"
             raise ValueError(refusal(self._label, must, steps))
-        root = self._check_ready("elapsed_steps is assigned")
-        root["observation"] = self._move_clocks(steps.to(self.device), root["observation"])
-
-    def _read_clock(self) -> Tensor | None:
-        """The elapsed steps; None if this env has no clock."""
-        return next(iter(self._clocks()), None)
-
-    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
-        """Writes every clock, unless `_retimed` raises. Returns the root's observation then."""
-        observation = self._retimed(observation, steps)
-        for clock in self._clocks():
+        self._check_ready("elapsed_steps is assigned")
+        for clock in self._find_clocks():
             clock.copy_(steps.view_as(clock))
-        return observation
+
+    def _find_clocks(self) -> list[Tensor]:
+        """The tensors in which the layers count the steps of each episode."""
+        clocks: list[Tensor] = []
+        for module in self.modules():
+            if isinstance(module, BatchedModule):
+                clocks += module._clocks()
+        if not clocks:
+            fault = "elapsed_steps needs a layer that counts steps in a tensor"
+            remedy = "Put transforms.TimeLimit on the env"
+            raise RuntimeError(refusal(self._label, fault, remedy=remedy))
+        return clocks
 
     # Properties, under the names of Gymnasium's VectorEnv.
 

@@ -359,14 +359,6 @@ class FunctionalEnv(Env):
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, next_state
 
-    def _retimed(self, observation: Value | None, steps: Tensor) -> Value | None:
-        key = self.stream.key()
-        before = self.call("observation", key, self.state)
-        after = self.call("observation", key._replace(draw=steps), self.state)
-        if rows.equal(before, after):
-            return observation
-        return super()._retimed(None, steps) if observation is None else after
-
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
 

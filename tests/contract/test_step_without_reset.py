@@ -4,6 +4,7 @@ import gymnasium
 import pytest
 import torch
 from catalogue import stack
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from helpers import assert_transition_and_masked_reset_are_a_step, mostly_full
 
@@ -83,7 +84,6 @@ CLOCKS = {  # each ends episodes after 10 steps
         T.TimeLimit(10),
         T.TimeAwareObservation(),
     ),
-    "repeated": lambda: RepeatAction(pendulum(20), 2),
 }
 
 
@@ -110,6 +110,44 @@ def test_assigned_clock_staggers_ends_and_restarts_with_each_episode(make, compi
         ends = torch.where(done & (ends == 0), step, ends)
         assert env.elapsed_steps.tolist() == torch.where(done, 0, before + 1).tolist()
     assert ends.tolist() == [10, 1, 3, 5]
+
+
+class AddTime(T.ObservationTransform):
+    """A transform of a user that shows its clock."""
+
+    elapsed = tw.EpisodeClock()
+
+    def observation(self, observation):
+        return torch.cat([observation, self.elapsed], 1)
+
+    def step(self, td):
+        self.elapsed.add_(1)
+        return super().step(td)
+
+    def reset(self, td, mask):
+        mask.fill_(self.elapsed, 0)
+        return super().reset(td, mask)
+
+    def setup(self, signature):
+        return signature.replace(single_observation_space=Box(-9, 9, (4,)))
+
+
+def test_assigned_time_is_observed_from_the_next_step_on():
+    groups = {"ours": [T.TimeAwareObservation()], "own": [AddTime()]}
+    env = tw.TransformedEnv(pendulum(10), T.ObservationGroups(groups))
+    root = env.reset(seed=0).clone()
+    env.elapsed_steps = torch.tensor([0, 9, 7, 5])
+    transition, _ = env.step(env.sample_action())
+    for name in groups:
+        assert (transition["observation", name] == root["observation", name]).all()
+        assert transition["next", "observation", name][:, -1].tolist() == [1, 10, 8, 6]
+
+
+def test_elapsed_steps_over_repeated_actions_are_refused():
+    env = RepeatAction(pendulum(20), 2)
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="RepeatAction: elapsed_steps"):
+        env.elapsed_steps = torch.zeros(4, dtype=torch.int64)
 
 
 def test_elapsed_steps_of_a_foreign_simulator_needs_a_time_limit():

@@ -80,9 +80,8 @@ class EnvBuffer:
 class EpisodeClock(EnvBuffer):
     """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
 
-    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset. To assign
-    `elapsed_steps`, an env of your own, or a transform that changes observations, needs a method
-    `_retimed(observation, steps)`. It returns the root's observation at other steps.
+    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset. Assigning
+    `Env.elapsed_steps` writes it.
 
     >>> from torchwrap import TransformedEnv, testing, transforms
     >>> class Clock(transforms.Transform):
@@ -159,25 +158,12 @@ class BatchedModule(nn.Module):
         return type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
 
     def _clocks(self) -> list[Tensor]:
-        """The tensors in which this module itself counts the steps of episodes."""
+        """The tensors in which this module, without its parts, counts the steps of episodes."""
         clocks = []
         for name in self._env_buffer_names:
             if isinstance(getattr(type(self), name, None), EpisodeClock):
                 clocks.append(self.get_buffer(name))
         return clocks
-
-    def _retimed(self, observation: Any, steps: Tensor) -> Any:
-        """The root's observation at other elapsed steps `(num_envs,)`.
-
-        It is None below a layer that changes observations. Raises a RuntimeError if the root may
-        show the time and this layer cannot tell.
-        """
-        if self._clocks():
-            owner = type(self).__name__
-            fault = "elapsed_steps cannot be assigned, because the root may show the old time"
-            remedy = "Put layers that change observations below the time, or define _retimed()"
-            raise RuntimeError(refusal(owner, fault, remedy=remedy))
-        return observation
 
     def _hook_name(self, hook: str) -> str:
         return f"{type(self).__name__}.{hook}"

@@ -39,10 +39,6 @@ class FunctionsEnv(_checks.SimulatorEnv):
             successor["info"] = tensordict(info, self.num_envs)
         return tensordict(successor, self.num_envs)
 
-    def _retimed(self, observation: Any, steps: Tensor) -> Any:
-        # A simulator's own observations show its time from the next step on.
-        return observation
-
     def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:
         return getattr(value, "shape", None) == shape
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict
-from gymnasium.spaces.utils import flatdim
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -285,21 +283,6 @@ class TimeAwareObservation(AugmentedObservation):
     ) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         return self._add_entry(td, self._time(self.elapsed))
-
-    def _retimed(self, observation: Any, steps: Tensor) -> Any:
-        if observation is None:
-            return super()._retimed(observation, steps)
-        time = self._time(steps.unsqueeze(1))
-        if not self.flatten:
-            return observation.copy().set(self.entry_key, time)
-        column = 0
-        for path, leaf in spaces.leaves(self.space):
-            if path == (self.entry_key,):
-                break
-            column += flatdim(leaf)
-        observation = observation.clone()
-        observation[:, column : column + 1] = time
-        return observation
 
     def _time(self, steps: Tensor) -> Tensor:
         return steps.float() / self.limit if self.normalize_time else steps.int()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import Compose, Transform, retimed
+from torchwrap.transforms.transform import Compose, Transform
 
 
 class _Groups(Transform):
@@ -91,21 +91,6 @@ class _Groups(Transform):
                 remedy = "Put it beside the groups"
                 raise ValueError(refusal(type(self).__name__, must, changed, remedy))
         return td.set("observation", tensordict(entries, td.batch_size[0]))
-
-    def _clocks(self) -> list[Tensor]:
-        clocks = []
-        for stack in self.parts.values():
-            clocks += stack._clocks()
-        return clocks
-
-    def _retimed(self, observation: Any, steps: Tensor) -> Any:
-        entries = {} if observation is None else dict(observation.items())
-        for name, stack in self.parts.items():
-            parts = reversed(list(stack.flat()))
-            above, _ = retimed(parts, entries.get(name), steps)
-            if above is not None:
-                entries[name] = above
-        return tensordict(entries, len(steps)) if entries else None
 
 
 def _is_foreign(transform: Transform) -> bool:

@@ -410,39 +410,8 @@ class Compose(Transform):
         for transform in self:
             yield from transform.flat()
 
-    def _clocks(self) -> list[Tensor]:
-        clocks = []
-        for transform in self:
-            clocks += transform._clocks()
-        return clocks
-
     def __repr__(self) -> str:
         return f"Compose({self.transforms})"
-
-
-def retimed(parts: Any, observation: Any, steps: Tensor) -> tuple[Any, Any]:
-    """The observation above some layers, outermost first, at other elapsed steps, and below them.
-
-    The outermost layer that changes observations can show the time. Those below get None. The first
-    result is None if no layer changes observations.
-    """
-    above: Any = None
-    for part in parts:
-        if _changes_observations(part):
-            timed = part._retimed(observation, steps)
-            above = timed if above is None else above
-            observation = None
-    return above, observation
-
-
-def _changes_observations(part: Any) -> bool:
-    """Whether a layer may return other observations than it gets."""
-    if getattr(type(part), "step", None) is Transform.step:
-        return False
-    try:
-        return part.deployed() is not None
-    except ValueError:
-        return True
 
 
 def _numbered(parts: Iterable[Transform]) -> dict[str, Transform]:

@@ -68,12 +68,9 @@ class _Repeat(Wrapper):
     def _clone_below(self) -> dict[str, Tensor]:
         return {path: self.env.get_buffer(path).clone() for path in self.buffers_below}
 
-    def _read_clock(self) -> Tensor | None:
-        steps = super()._read_clock()
-        return None if steps is None else -(-steps // self.repeats)
-
-    def _move_clocks(self, steps: Tensor, observation: Any) -> Any:
-        return super()._move_clocks(steps * self.repeats, observation)
+    def _clocks(self) -> list[Tensor]:
+        fault = "elapsed_steps does not count repeated actions"
+        raise RuntimeError(refusal(type(self).__name__, fault))
 
 
 def _transforms_steps(layer: Env) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from gymnasium import Space
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap._core import spec as specs
 from torchwrap._core.errors import refusal
@@ -17,7 +16,7 @@ from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.episode import RecordEpisodeStatistics
-from torchwrap.transforms.transform import Compose, Transform, retimed
+from torchwrap.transforms.transform import Compose, Transform
 
 
 class Wrapper(Env):
@@ -138,19 +137,6 @@ class Wrapper(Env):
                 return True
         return self.env.set_wrapper_attr(name, value, force=force)
 
-    def _read_clock(self) -> Tensor | None:
-        steps = super()._read_clock()
-        if steps is None:
-            return self.env._read_clock()
-        return steps
-
-    def _move_clocks(self, steps: Tensor, observation: Value | None) -> Value | None:
-        above, below = retimed(self._parts(), observation, steps)
-        timed = self.env._move_clocks(steps, below)
-        for clock in self._clocks():
-            clock.copy_(steps.view_as(clock))
-        return timed if above is None else above
-
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -264,9 +250,6 @@ class TransformedEnv(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
-
-    def _clocks(self) -> list[Tensor]:
-        return super()._clocks() + self.transforms._clocks()
 
     def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
