@@ -168,7 +168,7 @@ class DeployedPolicy(nn.Module):
         for transform in self.transforms.modules():
             if isinstance(transform, Transform):
                 # A Compose would check results of hooks, and refuse another number of rows.
-                transform._checked = dict.fromkeys(("action", "step", "reset"))
+                transform._trusted = frozenset(("action", "step", "reset"))
         self.policy = policy
         if isinstance(policy, nn.Module):
             self.policy = _copied(policy, copies)
@@ -738,7 +738,8 @@ def _drop_groups(transforms: Compose, observations: Sequence[str]) -> None:
                 return  # another layer has the observations
             for name in others:
                 del part.parts[name]
-        if isinstance(part, ObservationGroups) or not part._is_ours():  # it may join those below
+        is_ours = type(part).__module__.startswith("torchwrap.") and not hasattr(part, "func")
+        if isinstance(part, ObservationGroups) or not is_ours:  # it may join those below
             return
 
 

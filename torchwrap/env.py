@@ -82,8 +82,8 @@ class Env(BatchedModule):
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
     and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
-    `reset` cannot be overridden. Results of the hooks are checked layer by layer, shapes and dtypes
-    of user code in every step. A draw from a global random generator in the first one is an error.
+    `reset` cannot be overridden. The result of a hook is checked in its first call, where a draw
+    from a global random generator is an error too; `torchwrap.testing.check_env` checks 40 steps.
     Hooks get a copy of the action.
 
     Args:

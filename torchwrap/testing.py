@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchwrap import random, registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.buffers import EnvBuffer
+from torchwrap._core.buffers import EnvBuffer, distrust
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, equal, leaves
@@ -217,8 +217,8 @@ def check_env(make: MakeEnv | Env) -> None:
 
     Raises:
         AssertionError: if the env breaks the contract. The message names the innermost layer that
-            does, and the cause, such as foreign random numbers, values read on the host, or state
-            outside of buffers; or else the broken promise.
+            does, and the cause, such as foreign random numbers, values read on the host, shapes
+            that change later, or state outside of buffers; or else the broken promise.
 
     >>> check_env(ScriptedEnv)
     """
@@ -285,6 +285,7 @@ def _check_step_results(make: MakeEnv) -> None:
     _require_in_space("reset()", env, env.reset(seed=0))
     first_layout = None
     for transition, td in _steps(env, _sample_actions(env)):
+        distrust(env.modules())  # each layer checks the next step again
         successor = transition["next"]
         leaves = successor.items(True, True)
         layout = {key: (tuple(value.shape), value.dtype) for key, value in leaves}

@@ -1,4 +1,4 @@
-"""Results of user code that change their shape after the first step are refused, not broadcast."""
+"""Results of simulators that change their shape after the first step are refused."""
 
 import pytest
 import torch
@@ -6,10 +6,8 @@ from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 from helpers import OtherVectorEnv
-from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
@@ -141,31 +139,6 @@ def test_late_clock_of_another_shape_is_refused(late):
     env = simulator(0, values()[0], clock=read, max_episode_steps=9)
     with pytest.raises(REFUSED, match=r"^from_functions: clock"):
         steps(env, 5)
-
-
-# Functions and infos of transforms.
-
-
-def test_late_observation_of_a_function_is_refused_by_layer():
-    calls = iter(range(9))
-
-    def func(observation):
-        return observation[:, :1] if next(calls) == 4 else observation
-
-    env = tw.TransformedEnv(ScriptedEnv(3), T.TransformObservation(func))
-    with pytest.raises(ValueError, match=r"^transforms\[0\] \(TransformObservation\)\.step"):
-        steps(env, 5)
-
-
-def test_info_that_comes_and_goes_is_no_fault():
-    calls = iter(range(9))
-
-    class Adds(T.Transform):
-        def step(self, td):
-            info = TensorDict({"extra": td["reward"].clone()}, td.batch_size)
-            return td.set("info", info) if next(calls) % 2 else td
-
-    steps(tw.TransformedEnv(ScriptedEnv(3), Adds()), 5)
 
 
 # The last root, as the user left it.

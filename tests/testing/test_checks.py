@@ -174,6 +174,18 @@ class DrawsLater(T.RewardTransform):
         return reward
 
 
+class CastsLater(T.RewardTransform):
+    calls = 0
+
+    def reward(self, reward):
+        self.calls += 1
+        return reward.double() if self.calls == 9 else reward
+
+
+def cast_back():
+    return T.Compose([CastsLater(), T.TransformReward(torch.Tensor.float)])
+
+
 class AddsAKeySometimes(T.Transform):
     def step(self, td):
         return td.set("last", td["reward"]) if td["terminated"].any() else td
@@ -251,6 +263,7 @@ BROKEN = {  # a transform and a pattern: the layer, and the fault
     "space": (LeavesItsSpace, r"reset\(\).* observations"),
     "host read": (rewarding(lambda r: r * r.max().item()), r"^Foreign\(\): .*host.*item"),
     "no reset": (AirTime, r"^AirTime\(\): after reset\(seed\)"),
+    "late dtype": (cast_back, r"^CastsLater\(\): .*CastsLater\)\.step.*float64"),
     "keys": (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\).* keys"),
 }
 MORE_BROKEN = {
@@ -308,6 +321,15 @@ class RewardsWithoutColumn(ScriptedEnv):
         return td.set("reward", td["reward"].squeeze(-1))
 
 
+class SqueezesLater(ScriptedEnv):
+    calls = 0
+
+    def _step(self, action):
+        self.calls += 1
+        td = super()._step(action)
+        return td.set("reward", td["reward"].view(-1)) if self.calls == 9 else td
+
+
 class ReadsValuesWithoutSnapshots(ScriptedEnv):
     can_snapshot = False  # and yet it is stepped in PyTorch, so it has to compile
 
@@ -337,6 +359,11 @@ def with_time_limit(**given):
     return tw.TransformedEnv(DependsOnNumEnvs(**given), T.TimeLimit(9))
 
 
+def unsqueezing_above(**given):
+    above = T.TransformReward(lambda reward: reward.view(-1, 1))
+    return tw.TransformedEnv(SqueezesLater(**given), above)
+
+
 def drawing_below(**given):
     return W.RepeatAction(Drawing(BRIDGED(**given)), 1)
 
@@ -352,6 +379,7 @@ BROKEN_ENVS = {
     "functions": (partial(tw.FunctionalEnv, Mixing()), "^Mixing: it mixes rows"),
     "PyTorch's error": (NeedsFiveEnvs, r"^NeedsFiveEnvs: .*batch dimension"),
     "no column": (RewardsWithoutColumn, r"RewardsWithoutColumn\._step.*reward"),
+    "late shape": (unsqueezing_above, r"^SqueezesLater: SqueezesLater\._step.*reward"),
     "observation": (WrongObservation, r"WrongObservation\._reset.*observation"),
     "host read": (ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*_step.*item"),
 }

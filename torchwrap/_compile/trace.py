@@ -23,6 +23,7 @@ from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.internals import resolved
 from torchwrap._core import rows
+from torchwrap._core.buffers import distrust
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import DRAWING
 from torchwrap._core.operators import OperatorMode
@@ -110,6 +111,7 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
+    distrust(inputs.modules)
     # Copies, because a tensor that is given twice would be one input of the graph.
     leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
     build = rows.builder(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, overload
 
@@ -13,9 +13,6 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
-
-_OURS = ("torchwrap.transforms.", "torchwrap.wrappers.")
-_UNKNOWN = object()
 
 
 class EnvBuffer:
@@ -103,8 +100,8 @@ class BatchedModule(nn.Module):
 
     _env_buffer_names: tuple[str, ...] = ()
     _state_buffer_names: tuple[str, ...] = ()
-    _checked: Mapping[str, Any] = {}
-    """The layout of each hook's last result that was checked; None if no user code makes it."""
+    _trusted: frozenset[str] = frozenset()
+    """The hooks whose first result was checked."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -127,35 +124,24 @@ class BatchedModule(nn.Module):
             self._state_buffer_names += (name,)
 
     def _run(self, hook: str, *args: Any) -> Any:
-        """Calls a hook. Checks its result in the first call, and wherever its layout changes."""
+        """Calls a hook. Checks its result in the first call, and in every trace."""
         call = getattr(self, hook)
-        layout = self._checked.get(hook, _UNKNOWN)
-        if layout is None or torch.compiler.is_compiling():  # sizes may be symbols
+        if torch.compiler.is_compiling() or hook in self._trusted:  # sizes may be symbols
             return call(*args)
-        if layout is not _UNKNOWN:
-            result = call(*args)
-            if rows.layout(result) == layout:
-                return result
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
         is_traced = rows.is_traced(tensor)
-        if layout is _UNKNOWN:
-            # A simulator on the host has its own generators.
-            may_draw = is_traced or getattr(self, "host_stepped", False)
-            device = None if may_draw else tensor.device
-            remedy = "Draw with torchwrap.random, from a stream"
-            owner = self._hook_name(hook)
-            with no_foreign_draws(owner, remedy, device), no_key_twice(owner):
-                result = call(*args)
+        # A simulator on the host has its own generators.
+        may_draw = is_traced or getattr(self, "host_stepped", False)
+        device = None if may_draw else tensor.device
+        remedy = "Draw with torchwrap.random, from a stream"
+        owner = self._hook_name(hook)
+        with no_foreign_draws(owner, remedy, device), no_key_twice(owner):
+            result = call(*args)
         self._check_result(hook, result, tensor.device)
         if not is_traced:
-            layout = None if self._is_ours() else rows.layout(result)
-            self._checked = {**self._checked, hook: layout}
+            self._trusted |= {hook}
         return result
-
-    def _is_ours(self) -> bool:
-        """Whether no code of the user makes the results of its hooks."""
-        return type(self).__module__.startswith(_OURS) and not hasattr(self, "func")
 
     def _clocks(self) -> list[Tensor]:
         """The tensors in which this module, without its parts, counts the steps of episodes."""
@@ -218,3 +204,9 @@ class BatchedModule(nn.Module):
 
     def _dtypes(self) -> set[torch.dtype]:
         return {buffer.dtype for buffer in self.buffers()}
+
+
+def distrust(modules: Iterable[nn.Module]) -> None:
+    """Lets the next call of each hook of some modules be checked, like the first one."""
+    for module in modules:
+        vars(module).pop("_trusted", None)

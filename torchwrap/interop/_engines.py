@@ -101,8 +101,9 @@ class Engine:
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.max_episode_steps = self._step_limit()
         self._all = np.ones(vector_env.num_envs, bool)
-        self._leaves: Leaves = list(spaces.leaves(vector_env.single_observation_space))
-        self._unchecked = {"step", "reset"}
+        space = vector_env.single_observation_space
+        self._leaves: Leaves = list(spaces.leaves(space))
+        self._batches: Leaves = list(spaces.leaves(batch_space(space, vector_env.num_envs)))
         self._observation: Any = None  # The latest batch that the vector env returned.
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
         self._already_reset = ~self._all
@@ -230,12 +231,8 @@ class Engine:
         return result
 
     def _check(self, call: str, result: Any) -> Any:
-        """Checks the first result of `step` and of `reset`, with the values of all envs."""
-        if call in self._unchecked:
-            num_envs = self.vector_env.num_envs
-            space = batch_space(self.vector_env.single_observation_space, num_envs)
-            check_result(self.name, call, list(spaces.leaves(space)), result, num_envs)
-            self._unchecked.remove(call)
+        """Raises unless `step` or `reset` returned values of all envs."""
+        check_result(self.name, call, self._batches, result, len(self._all))
         return result
 
     def _columns(self, *values: Any) -> Columns:
@@ -302,6 +299,7 @@ class Sync(Engine):
         self._envs = vector_env.envs
         self._results: list[Any] = [None] * vector_env.num_envs
         self._left_out = ~self._all
+        self._unchecked = {"step", "reset"}
 
     def leave_out(self, rows: Mask) -> None:
         self._left_out = rows
