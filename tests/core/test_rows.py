@@ -146,7 +146,7 @@ def test_apply_computes_set_rows_only_if_the_host_knows_them(tensor, path):
         result[tensor],
         VALUE[tensor].sum(1, keepdim=True),
     )
-    kept = seen[0] if mask.gathered is None else seen[0][mask.gathered]
+    kept = seen[0] if mask.mask_of_gathered is None else seen[0][mask.mask_of_gathered]
     assert torch.equal(kept, VALUE[tensor])
 
 

@@ -146,10 +146,12 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_indices", "_is_empty", "_on_host", "_tensor", "column", "is_full", "num_rows")
+    __slots__ = ("_is_empty", "_on_host", "_tensor", "column", "indices", "is_full", "num_rows")
 
     column: Tensor
     """The mask: bool, `(num_envs, 1)`."""
+    indices: Tensor | None
+    """Indices of the rows, int64; None if the host cannot read the mask without a sync."""
     is_full: bool
     """True for a full reset. Atari then starts a game, and not the next life."""
 
@@ -160,12 +162,12 @@ class RowMask:
         self.column = tensor if is_column else tensor.unsqueeze(-1)
         self.is_full = False
         self.num_rows = tensor.shape[0]  # `len` would be a constant in an exported graph
-        self._indices: Tensor | None = None
+        self.indices = None
         self._on_host = self.column
         self._is_empty = False
         if is_host_readable(tensor):
-            self._indices = self.column.nonzero()
-            self._is_empty = self._indices.numel() == 0
+            self.indices = self.column.nonzero().select(1, 0)
+            self._is_empty = self.indices.numel() == 0
         elif synchronize:
             self._on_host = self.column.cpu()
             self._is_empty = not self._on_host.any()
@@ -176,13 +178,6 @@ class RowMask:
         if self._tensor is None:
             self._tensor = self.column.squeeze(-1)
         return self._tensor
-
-    @property
-    def indices(self) -> Tensor | None:
-        """Indices of the rows, int64; None if the host cannot read the mask without a sync."""
-        if self._indices is not None and self._indices.dim() == 2:
-            self._indices = self._indices.select(1, 0)
-        return self._indices
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
@@ -229,7 +224,7 @@ class RowMask:
         return tensordict(values, len(self.indices))  # type: ignore[return-value]
 
     @property
-    def gathered(self) -> Tensor | None:
+    def mask_of_gathered(self) -> Tensor | None:
         """True for the rows of `gather` that are set: bool, `(num_envs,)`. None if all are."""
         return self.tensor if self.indices is None else None
 

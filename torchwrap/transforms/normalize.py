@@ -74,7 +74,7 @@ class NormalizeObservation(ObservationTransform):
         mask: RowMask,
     ) -> TensorDict:
         initial = mask.gather(td["observation"])
-        normalize = functools.partial(self._update_and_normalize, mask=mask.gathered)
+        normalize = functools.partial(self._update_and_normalize, mask=mask.mask_of_gathered)
         return td.set("observation", mask.spread(spaces.apply(normalize, initial)))
 
     def _update_and_normalize(
