@@ -508,7 +508,8 @@ class Env(BatchedModule):
         >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
         tensor([False,  True])
         """
-        return self._find_clocks()[0].reshape(-1).to(torch.int64, copy=True)
+        first = self._find_clocks()[0]
+        return first.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
     def elapsed_steps(self, steps: Tensor) -> None:
