@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
