@@ -142,7 +142,7 @@ def load(args: Args, num_envs: int = 1, make: Make = tw.make) -> tuple[tw.Env, A
     agent = make_agent(args, env)
     path = results_folder(args) / "checkpoint.pt"
     checkpoint = torch.load(path, map_location=args.device, weights_only=True)
-    env.load_state_dict(checkpoint["env"], strict=False)  # its params may be of other envs
+    env.load_state_dict(checkpoint["env"])
     agent.load_state_dict(checkpoint["agent"])
     return env, agent
 
@@ -301,7 +301,7 @@ def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
 def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
     """The mean return of 20 fresh episodes, with the statistics that the transforms learned."""
     test_env = make_env(args, 20, make)
-    test_env.load_state_dict(env.state_dict(), strict=False)  # its params may be of other envs
+    test_env.load_state_dict(env.state_dict())
     # Actions are sampled: early in training, the mode of the policy can be far worse.
     episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
     test_env.close()

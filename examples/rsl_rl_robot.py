@@ -3,7 +3,7 @@
 pip install -e ".[examples,rsl-rl,onnx]"
 python examples/rsl_rl_robot.py teacher                 PPO
 python examples/rsl_rl_robot.py student                 distillation; writes policy.onnx
-python examples/rsl_rl_robot.py teacher --resume        goes on, bit for bit
+python examples/rsl_rl_robot.py teacher --resume        goes on with new episodes
 python examples/rsl_rl_robot.py teacher --logger wandb  WANDB_MODE=offline needs no network
 torchrun --nproc-per-node 2 examples/rsl_rl_robot.py teacher
 
@@ -115,9 +115,7 @@ def make_config(args: Args) -> dict[str, Any]:
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
     actor = {**network, "distribution_cfg": gaussian}
     config = {"num_steps_per_env": 24, "save_interval": 20, "logger": args.logger}
-    if args.logger == "wandb" and RANK > 0:
-        config["logger"] = "tensorboard"
-    elif args.logger == "wandb":
+    if args.logger == "wandb":
         config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
     if args.stage == "student":
         algorithm = {"num_learning_epochs": 2, "gradient_length": 8, "loss_type": "huber"}
@@ -170,28 +168,21 @@ class TeacherRunner(OnCpus, OnPolicyRunner): ...
 class StudentRunner(OnCpus, DistillationRunner): ...
 
 
-def latest(*folders: Path) -> str:
-    """The name of the newest checkpoint that is in all folders."""
-    names = [{path.name for path in folder.glob("model_*.pt")} for folder in folders]
-    common = set.intersection(*names)
-    if not common:
-        raise FileNotFoundError(f"no checkpoint that is in all of {[*map(str, folders)]}")
-    return max(common, key=lambda name: int(name.removesuffix(".pt").removeprefix("model_")))
+def latest(folder: Path) -> str:
+    """The path of the newest checkpoint in a folder."""
+    paths = folder.glob("model_*.pt")
+    return str(max(paths, key=lambda path: int(path.stem.removeprefix("model_"))))
 
 
 def train(args: Args, env: tw.Env) -> nn.Module:
     folder = args.out / args.stage
     make_runner = TeacherRunner if args.stage == "teacher" else StudentRunner
     rsl_env = to_rsl_rl(env, {"step_dt": Arm.dt}, seed=args.seed)
-    folders = [folder, *(folder / f"rank_{rank}" for rank in range(1, WORLD_SIZE))]
-    own = folders[RANK]
-    runner = make_runner(rsl_env, make_config(args), log_dir=str(own), device=args.device)
-    runner.logger.disable_logs = False  # a rank without logs would not save its envs
+    runner = make_runner(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
     if args.stage == "student":
-        teacher = args.out / "teacher"
-        runner.load(str(teacher / latest(teacher)))
+        runner.load(latest(args.out / "teacher"))
     if args.resume:
-        runner.load(str(own / latest(*folders)))  # of a killed run, some ranks may have one more
+        runner.load(latest(folder))
         runner.current_learning_iteration += 1  # rsl_rl would repeat the last number
     runner.learn(args.iterations, init_at_random_ep_len=not args.resume)
     return RslRlPolicy(runner.get_inference_policy("cpu"))
@@ -244,8 +235,7 @@ def main(args: Args) -> dict[str, float]:
     if args.stage == "teacher" or RANK > 0:
         return {}
     test_env = make_env(100, level=1.0, delay=1)
-    test_env.load_state_dict(env.state_dict(), strict=False)
-    test_env.unwrapped.params["level"].fill_(1.0)
+    test_env.load_state_dict(env.state_dict())
     module = export(test_env, policy, args.out / "policy.onnx")
     results = play(module, test_env.eval(), policy, args)
     print(json.dumps(results, indent=2))

@@ -462,35 +462,12 @@ class Env(BatchedModule):
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""
         names = set(self._paths("_env_buffer_names"))
+        tensors = dict(self.named_buffers())
         if not per_env:
-            names.update(self._paths("_state_buffer_names"), self.state_dict())
-        return {name: buffer for name, buffer in self.named_buffers() if name in names}
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was.
-
-        The `params` of another number of envs load if all of these have the same values. Otherwise
-        they raise a ValueError, or stay as they are if not `strict`.
-        """
-        if isinstance(state_dict, Mapping):
-            state_dict = dict(state_dict)
-            for name, buffer in self._state_buffers(per_env=True).items():
-                value: Any = state_dict.get(name)
-                num_envs = len(buffer)
-                is_like = isinstance(value, Tensor) and value.dim() == buffer.dim()
-                if not is_like or len(value) == num_envs:
-                    continue
-                if (value == value[:1]).all():
-                    state_dict[name] = value[:1].repeat_interleave(num_envs, 0)
-                elif strict:
-                    must = f"{name} must have {num_envs} rows, because they differ"
-                    remedy = "With strict=False it stays as it is"
-                    raise ValueError(refusal(self._label, must, len(value), remedy))
-                else:
-                    del state_dict[name]
-        return super().load_state_dict(state_dict, strict, assign)
+            names.update(tensors.keys() & self.state_dict().keys())
+            names.update(self._paths("_state_buffer_names"))
+            tensors |= self.named_parameters()  # functions may be networks
+        return {name: tensor for name, tensor in tensors.items() if name in names}
 
     @property
     def elapsed_steps(self) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import rows, validation
@@ -94,9 +94,10 @@ class FunctionalEnv(Env):
     env's reset options; `reset(options={"state": {...}})` gives fields of the state, each
     `(num_envs, ...)`.
 
-    Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that
-    sets `broadcasts = True` is called without `torch.vmap`: all tensors then have the leading
-    dimension of `rng.env.shape`. In `initial` and `observation` that is any number of rows.
+    Tensors of a `class Levels(nn.Module, FuncEnv)` are moved with the env, and are in its
+    snapshots. A class that sets `broadcasts = True` is called without `torch.vmap`: all tensors
+    then have the leading dimension of `rng.env.shape`. In `initial` and `observation` that is any
+    number of rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -106,8 +107,8 @@ class FunctionalEnv(Env):
         first_index: global index of the first env, for a shard of a larger run.
         params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
             a dict of their env's as `params`. `env.unwrapped.params[name].copy_(value)` changes
-            them during training, compiled or not. `state_dict` has them:
-            a value that all envs share loads into any number of envs.
+            them during training, compiled or not. Snapshots hold them, and `spec` holds those that
+            `make` was given; `state_dict` leaves them out.
         render_mode: "rgb_array" if the functions have `render_init()` and
             `render_image(state, render_state)`, which returns `(render_state, frame)`;
             `render_close(render_state)` is optional. None disables rendering.
@@ -160,6 +161,10 @@ class FunctionalEnv(Env):
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
+        if isinstance(func_env, nn.Module):
+            names = [f"func_env.{name}" for name in func_env.state_dict()]
+            self._state_buffer_names = tuple(names)
+        self.register_state_dict_post_hook(_leave_definition_out)
         params = params or {}
         self.parameter_names = list(params)
         for name, value in params.items():
@@ -167,7 +172,7 @@ class FunctionalEnv(Env):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
             parameter = value.detach().to(device, copy=True)
-            self.register_env_buffer(f"params_{name}", parameter, persistent=True)
+            self.register_env_buffer(f"params_{name}", parameter)
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [
             name for name in ("truncated", "curriculum", *_INFO) if _defines(func_env, name)
@@ -194,6 +199,13 @@ class FunctionalEnv(Env):
         These are the buffers: write to them in place.
         """
         return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        _leave_definition_out(self, state_dict, prefix)  # files of 0.2.0 hold it
+        if isinstance(self.func_env, nn.Module):
+            own = f"{prefix}func_env."
+            self.func_env.state_dict(destination=state_dict, prefix=own, keep_vars=True)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Steps and resets.
 
@@ -495,6 +507,13 @@ class FunctionalEnv(Env):
         except (TypeError, ValueError, RuntimeError) as error:
             must = f"options must be state, or fit initial(): {error}"
             raise ValueError(refusal(owner, must, options)) from error
+
+
+def _leave_definition_out(env: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Removes `params` and the tensors of functions from a `state_dict`."""
+    for name in list(state):
+        if name.startswith((f"{prefix}func_env.", f"{prefix}params_")):
+            del state[name]
 
 
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:

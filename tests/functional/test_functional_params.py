@@ -107,33 +107,34 @@ def test_make_with_params_for_another_id_raises():
 
 
 class Maze(nn.Module, FuncEnv):
-    """Functions that are a module, whose buffers are prepared initial states."""
+    """Functions that are a module: a buffer of prepared initial states, and a parameter."""
 
     observation_space = spaces.Box(0, 9, (2,))
     action_space = spaces.Discrete(2)
 
-    def __init__(self):
+    def __init__(self, first=0.0):
         super().__init__()
-        self.register_buffer("starts", torch.arange(8.0).view(4, 2))
+        self.register_buffer("starts", first + torch.arange(8.0).view(4, 2))
+        self.bonus = nn.Parameter(torch.tensor(first))
 
-    def initial(self, rng):
+    def initial(self, rng, params=None):
         return {"at": self.starts[random.integers(rng, 4)]}
 
-    def transition(self, state, action, rng):
+    def transition(self, state, action, rng, params=None):
         return {"at": state["at"] + 0}
 
-    def observation(self, state, rng):
+    def observation(self, state, rng, params=None):
         return state["at"]
 
-    def reward(self, state, action, next_state, rng):
-        return self.starts.sum()
+    def reward(self, state, action, next_state, rng, params=None):
+        return self.starts.sum() + self.bonus
 
-    def terminal(self, state, rng):
+    def terminal(self, state, rng, params=None):
         return (state["at"] >= 0).all()
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_buffers_of_functions_are_read_at_each_step_and_saved(compiled):
+def test_buffers_of_functions_are_read_at_each_step(compiled):
     env = FunctionalEnv(Maze(), 64)
     if compiled:
         tw.compile(env, backend="aot_eager")
@@ -143,69 +144,46 @@ def test_buffers_of_functions_are_read_at_each_step_and_saved(compiled):
         transition, td = env.step(torch.zeros(64, dtype=torch.int64))
         assert equal(transition["next", "reward"], torch.tensor(28 + 8 * start))
         assert equal(td["observation"].unique(dim=0), env.func_env.starts)
-    assert list(env.state_dict()) == ["func_env.starts"]
 
 
-# Curricula in checkpoints.
+# The definition of an env in its files.
 
 
-def leveled(num_envs, level=1.0):
-    params = {**parameters(num_envs), "level": torch.full((num_envs,), level)}
-    params["gravity"].fill_(1)
-    env = FunctionalEnv(NativeLevel(), num_envs, params=params, max_episode_steps=50)
+def defined(value):
+    """An env that learns, with a parameter per env, and functions with a buffer and a parameter."""
+    params = {**parameters(2), "level": torch.full((2,), value)}
+    env = FunctionalEnv(Maze(value), 2, params=params)
     return tw.TransformedEnv(env, T.NormalizeReward())
 
 
-def saved(env, tmp_path):
-    torch.save(env.state_dict(), tmp_path / "env.pt")
-    return torch.load(tmp_path / "env.pt", weights_only=True)
+def definition(env):
+    base = env.unwrapped
+    functions = base.func_env
+    return [base.params["level"], functions.starts[:1, 0], functions.bonus[None]]
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 5])
-def test_shared_level_of_a_curriculum_is_resumed_by_any_number_of_envs(num_envs, tmp_path):
-    env = leveled(2)
-    env.unwrapped.params["level"].fill_(3)
-    resumed = leveled(num_envs)
-    resumed.load_state_dict(saved(env, tmp_path))
-    assert resumed.unwrapped.params["level"].tolist() == [3] * num_envs
-    resumed.env.reset(seed=0)
-    transition, _ = resumed.env.step(torch.zeros(num_envs, dtype=torch.int64))
-    assert transition["next", "reward"].flatten().tolist() == [3] * num_envs
+def test_state_dict_holds_what_is_learned_and_loads_into_an_env_of_another_definition():
+    env, other = defined(0.0), defined(1.0)
+    tw.rollout(env, None, 5)
+    learned = env.state_dict()
+    assert all(name.startswith("transforms.NormalizeReward") for name in learned)
+    functions = env.unwrapped.func_env.state_dict()
+    old = {f"env.func_env.{name}": value for name, value in functions.items()}  # of 0.2.0
+    old["env.params_level"] = env.unwrapped.params["level"]
+    other.load_state_dict({**learned, **old})
+    assert all((value == 1).all() for value in definition(other))
+    assert equal(other.transforms[0].statistics.mean, env.transforms[0].statistics.mean)
 
 
-def test_levels_per_env_are_resumed_by_as_many_envs(tmp_path):
-    env = leveled(3)
-    env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
-    resumed = leveled(3)
-    resumed.load_state_dict(saved(env, tmp_path))
-    assert resumed.unwrapped.params["level"].tolist() == [1, 4, 2]
+def test_snapshot_holds_the_definition():
+    env, other = defined(0.0), defined(1.0)
+    env.reset(seed=0)
+    other.restore(env.snapshot())
+    assert not any(value.any() for value in definition(other))
 
 
-def test_levels_per_env_of_another_number_of_envs_are_refused_by_name(tmp_path):
-    env = leveled(3)
-    env.unwrapped.params["level"].copy_(torch.tensor([1.0, 4.0, 2.0]))
-    env.unwrapped.params["gravity"].fill_(7)
-    state = saved(env, tmp_path)
-    resumed = leveled(2)
-    with pytest.raises(ValueError, match="params_level"):
-        resumed.load_state_dict(state)
-    assert resumed.unwrapped.params["gravity"].tolist() == [1, 1]
-    resumed.load_state_dict(state, strict=False)
-    assert resumed.unwrapped.params["gravity"].tolist() == [7, 7]
-    assert resumed.unwrapped.params["level"].tolist() == [1, 1]
-
-
-def test_failed_load_leaves_the_params_as_they_were():
-    env = leveled(2)
-    state = leveled(2, level=9.0).state_dict()
-    state["unknown"] = torch.zeros(1)
-    with pytest.raises(RuntimeError, match="unknown"):
-        env.load_state_dict(state)
-    assert env.unwrapped.params["level"].tolist() == [1, 1]
-
-
-def test_masked_restore_gives_params_back_to_the_masked_envs():
-    env = leveled(2)
+def test_masked_restore_gives_params_back_to_the_masked_envs(native_level):
+    env = native_level
     env.reset(seed=0)
     snapshot = env.snapshot()
     env.unwrapped.params["level"].fill_(5)
@@ -222,8 +200,11 @@ class Promotion(tw.Wrapper):
         return self.env._reset(mask, options)
 
 
-def test_level_that_a_wrapper_raises_at_the_end_of_an_episode_counts_from_the_next_one():
-    env = Promotion(leveled(2, level=0.0).env)
+def test_level_that_a_wrapper_raises_at_the_end_of_an_episode_counts_from_the_next_one(
+    native_level,
+):
+    env = Promotion(native_level)
+    env.set_wrapper_attr("level", 0.0)
     env.reset(seed=0)
     env.elapsed_steps = torch.tensor([49, 48])
     seen = [env.step(LEFT)[0]["next", "reward"].flatten().tolist() for _ in range(3)]

@@ -397,17 +397,20 @@ def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning
     to_rl_games(ScriptedEnv(2)).set_env_state(None)
 
 
-def test_env_state_of_more_envs_with_differing_params_keeps_those_of_the_env():
-    def make(num_envs):
-        params = {"length": torch.arange(1.0, 1 + num_envs)}
-        env = tw.FunctionalEnv(Pendulum(), num_envs, params=params)
+@pytest.mark.parametrize(("mode", "expected"), [(True, [7, 8]), (False, [1, 2])])
+def test_params_of_an_env_state_are_those_of_the_env_that_trains(mode, expected):
+    def make(first):
+        params = {"length": first + torch.arange(2.0)}
+        env = tw.FunctionalEnv(Pendulum(), 2, params=params)
         return tw.TransformedEnv(env, T.NormalizeObservation())
 
-    training, player = make(3), make(1)
+    training, other = make(7), make(1).train(mode)
     tw.rollout(training, None, 5)
-    to_rl_games(player).set_env_state(to_rl_games(training).get_env_state())
-    assert player.unwrapped.params["length"].tolist() == [1.0]
-    assert player.transforms[0].statistics.mean.any()
+    venv = to_rl_games(other)
+    venv.set_env_state(to_rl_games(training).get_env_state())
+    venv.reset()
+    assert other.unwrapped.params["length"].tolist() == expected
+    assert other.transforms[0].statistics.mean.any()
 
 
 def moments_of_a_rank(rank, group):

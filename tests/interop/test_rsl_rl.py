@@ -301,32 +301,6 @@ def test_runner_saves_the_statistics_of_the_env_and_loads_them(
         assert (unloaded.state_dict()[name] != value).any(), name
 
 
-def test_failed_snapshot_leaves_no_checkpoint_without_the_run(monkeypatch):
-    def snapshot():
-        raise RuntimeError("out of memory")
-
-    env = make_learned()
-    runner = make_runner(env)
-    assert "run" in runner.alg.save()
-    monkeypatch.setattr(env, "snapshot", snapshot)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        runner.alg.save()
-
-
-def test_checkpoint_in_an_interrupted_step_holds_the_statistics_alone(monkeypatch):
-    def interrupt(action):
-        raise KeyboardInterrupt
-
-    env = make_learned()
-    runner = make_runner(env)
-    monkeypatch.setattr(env.unwrapped, "_step", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        runner.learn(1)
-    saved = runner.alg.save()
-    assert "run" not in saved
-    assert saved["env_state_dict"].keys() == env.state_dict().keys()
-
-
 def test_student_and_teacher_see_the_statistics_of_the_teachers_checkpoint(tmp_path):
     env = make_learned()
     runner = make_runner(env)
@@ -488,12 +462,6 @@ def test_deployed_model_acts_as_the_model(name):
             torch.testing.assert_close(action, expected)
 
 
-def test_recurrent_policy_of_an_env_without_its_state_is_refused():
-    policy, _ = trained("GRU")
-    with pytest.raises(ValueError, match=r"RslRlPolicy.*policy\.transforms"):
-        tw.evaluate(make_pendulum(2, max_episode_steps=5), policy, 2)
-
-
 def test_policy_of_another_object_is_refused():
     with pytest.raises(TypeError, match=r"RslRlPolicy.*model"):
         RslRlPolicy(lambda td: td)
@@ -541,11 +509,11 @@ class Rising(FuncEnv):
         return {"level": params["level"] + 1}
 
 
-def make_rising(num_envs=3, *transforms):
+def make_rising(num_envs=3):
     params = {"level": torch.ones(num_envs)}
     base = tw.FunctionalEnv(Rising(), num_envs, max_episode_steps=2, params=params)
     groups = {"student": [T.NormalizeObservation()], "teacher": [T.NormalizeObservation()]}
-    return tw.TransformedEnv(base, T.NormalizeReward(), T.ObservationKeys(groups), *transforms)
+    return tw.TransformedEnv(base, T.NormalizeReward(), T.ObservationKeys(groups))
 
 
 CURIOUS = {
@@ -565,121 +533,52 @@ def make_curious(env, num_steps=3):
     return make_runner(env, steps=num_steps, sets=sets, rnd_cfg=copy.deepcopy(CURIOUS))
 
 
-def make_run(kind, models, folder):
-    """A runner whose env ends episodes, and a student that has loaded its teacher."""
-    env = make_rising()
-    if kind == "RND":
-        return make_curious(env)
-    if kind == "PPO":
-        return make_runner(env, steps=3, models=models)
-    teacher = folder / "teacher.pt"
-    if not teacher.exists():
-        trained = make_runner(make_rising(), models=models)
-        trained.learn(1)
-        trained.save(teacher)
-    settings = {"runner": DistillationRunner, "gradient_length": 3, "num_learning_epochs": 2}
-    runner = make_runner(env, DISTILLATION, 3, models=models, **settings)
-    runner.load(teacher)
+def resumed(path, env, load_cfg=None):
+    """A runner of this env that has loaded a checkpoint."""
+    runner = make_curious(env)
+    runner.load(path, load_cfg)
     return runner
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("kind", "models"),
-    [("RND", "MLP"), ("PPO", "GRU"), ("Distillation", "MLP"), ("Distillation", "LSTM")],
-)
-def test_resumed_run_equals_the_unbroken_one_bit_for_bit(kind, models, tmp_path):
-    torch.manual_seed(0)
-    whole = make_run(kind, MODELS[models], tmp_path)
-    whole.learn(1)
-    whole.save(tmp_path / "model.pt")  # in the middle of an episode
-    whole.learn(2)
-    torch.manual_seed(1)
-    resumed = make_run(kind, MODELS[models], tmp_path)
-    resumed.load(tmp_path / "model.pt")
-    resumed.learn(2)
-    assert_same_files(resumed.alg.save(), whole.alg.save())
-    level = whole.alg.env.unwrapped.params["level"]
-    # From 1 on, 9 steps of episodes of 2; the teacher's checkpoint had 8 steps before them.
-    assert level.tolist() == [9 if kind == "Distillation" else 5] * 3
-
-
-def saved_run(folder, learn=2):
-    """The path of a checkpoint that has run, and a new runner of an env like its env."""
+@pytest.fixture
+def rising_path(tmp_path):
+    """The checkpoint of a run of two iterations, after which the levels are 4."""
     runner = make_curious(make_rising())
-    runner.learn(learn)
-    runner.save(folder / "model.pt")
-    return folder / "model.pt"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("change", ["envs", "rank", "env", "teacher"])
-def test_checkpoint_of_other_envs_leaves_episodes_and_random_numbers_alone(change, tmp_path):
-    path = saved_run(tmp_path)
-    env = make_rising(2 if change == "envs" else 3)
-    runner = make_curious(env)
-    if change == "teacher":
-        runner = make_runner(env, DISTILLATION, runner=DistillationRunner, gradient_length=8)
-    runner.alg.gpu_global_rank = int(change == "rank")
-    x = env.unwrapped.state["x"].clone()
-    random_state = torch.get_rng_state()
-    runner.load(path, {"actor": True, "env": False, "iteration": True} if change == "env" else None)
-    assert torch.equal(env.unwrapped.state["x"], x)
-    assert torch.equal(torch.get_rng_state(), random_state)
-    expected = 1 if change == "env" else 4
-    assert (env.unwrapped.params["level"] == expected).all()
-
-
-def test_checkpoint_is_loaded_for_an_env_without_snapshots(tmp_path):
-    runner = make_runner(make_pendulum(4, T.NormalizeObservation()))
-    runner.learn(1)
+    runner.learn(2)
     runner.save(tmp_path / "model.pt")
-    env = make_pendulum(4, T.NormalizeObservation(), backend="gymnasium")
-    other = make_runner(env)
-    other.load(tmp_path / "model.pt")
-    assert other.current_learning_iteration == runner.current_learning_iteration
-    loaded, saved = env.transforms[-1], runner.env.env.transforms[-1]
-    assert torch.equal(loaded.statistics.mean, saved.statistics.mean)
-    env.close()
+    return tmp_path / "model.pt"
 
 
-RECURRENT = {"critic": {**MODELS["GRU"], "rnn_hidden_dim": 12}}
-PARTS = {"actor": True, "optimizer": False, "iteration": True}
-OTHERS = {  # settings of the saved and of the loading runner
-    "without RND": ({"rnd_cfg": CURIOUS}, {}, None),
-    "with RND": ({}, {"rnd_cfg": CURIOUS}, {**PARTS, "critic": True, "rnd": False}),
-    "another critic": ({}, RECURRENT, PARTS),
+def test_resumed_run_starts_new_episodes_with_the_saved_statistics_and_levels(rising_path):
+    env = make_rising()
+    runner = resumed(rising_path, env)
+    saved = torch.load(rising_path, weights_only=False)
+    torch.testing.assert_close(env.state_dict(), saved["env_state_dict"], rtol=0, atol=0)
+    assert runner.alg.rnd.update_counter == saved["rnd_step"] == 6
+    x = runner.env.get_observations()["student"]
+    runner.alg.train_mode()
+    assert torch.equal(runner.env.get_observations()["student"], x)
+    assert env.unwrapped.params["level"].tolist() == [4, 4, 4]
+    runner.learn(1)
+    assert env.unwrapped.params["level"].tolist() == [5, 5, 5]
+
+
+FOR_PLAYING = {"actor": True, "env": True}
+KEPT = {  # number of envs, mode, and load_cfg
+    "eval": (3, False, None),
+    "other envs": (2, True, None),
+    "no iteration": (3, True, FOR_PLAYING),
+    "no env": (3, True, {**FOR_PLAYING, "env": False, "iteration": True}),
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("saved", "loading", "parts"), OTHERS.values(), ids=OTHERS)
-def test_checkpoint_is_loaded_by_an_algorithm_with_other_parts(saved, loading, parts, tmp_path):
-    def make(settings):
-        models = None if "rnd_cfg" in {**saved, **loading} else MODELS["GRU"]
-        sets = {"rnd_state": ["teacher"]}
-        return make_runner(make_rising(), models=models, sets=sets, **copy.deepcopy(settings))
-
-    runner = make(saved)
-    runner.learn(1)
-    runner.save(tmp_path / "model.pt")
-    other = make(loading)
-    other.load(tmp_path / "model.pt", parts)
-    levels = [each.env.env.unwrapped.params["level"].tolist() for each in (other, runner)]
-    assert levels[0] == levels[1]
-    other.learn(1)
-
-
-@pytest.mark.full
-def test_checkpoint_of_an_env_with_other_layers_warns_that_episodes_are_new(tmp_path):
-    path = saved_run(tmp_path)
-    env = make_rising(3, T.RecordEpisodeStatistics())
-    runner = make_curious(env)
-    x = env.unwrapped.state["x"].clone()
-    with pytest.warns(UserWarning, match=r"to_rsl_rl.*new episodes"):
-        runner.load(path)
-    assert torch.equal(env.unwrapped.state["x"], x)
-    assert (env.unwrapped.params["level"] == 4).all()
+@pytest.mark.parametrize(("num_envs", "mode", "load_cfg"), KEPT.values(), ids=KEPT)
+def test_env_that_plays_or_has_another_size_keeps_its_levels(num_envs, mode, load_cfg, rising_path):
+    env = make_rising(num_envs)
+    runner = resumed(rising_path, env, load_cfg)
+    env.train(mode)
+    runner.alg.train_mode()
+    assert env.unwrapped.params["level"].tolist() == [1] * num_envs
 
 
 class Terrain:
@@ -701,7 +600,7 @@ class Terrain:
     def make_env(self):
         spaces = [VECTOR, Box(-1, 1, (6,), np.float32)]
         env = from_functions(self.reset, self.step, 2, *spaces, seed=lambda seed: None)
-        env.register_env_buffer("levels", self.levels, persistent=True)
+        env.register_env_buffer("levels", self.levels)
         return env
 
 
@@ -712,21 +611,22 @@ def test_levels_of_a_simulator_are_in_the_checkpoints_that_the_runner_saves(tmp_
     runner.learn(1)
     assert terrain.levels.tolist() == [5, 1]
     levels = loaded.levels
-    make_runner(loaded.make_env()).load(tmp_path / "model_0.pt")
+    other = make_runner(loaded.make_env())
+    other.load(tmp_path / "model_0.pt")
+    other.alg.train_mode()
     assert loaded.levels is levels  # the simulator's own tensor
     assert levels.tolist() == [5, 1]
 
 
 @pytest.mark.full
-def test_student_learns_statistics_while_those_of_the_teacher_stay(tmp_path):
+def test_student_learns_statistics_while_those_of_the_teacher_stay(rising_path):
     def numbers(env):
         parts = env.transforms[-1].parts
         return [parts[name][0].statistics.sums().clone() for name in ("student", "teacher")]
 
-    path = saved_run(tmp_path)
     env = make_rising()
     runner = make_runner(env, DISTILLATION, 2, runner=DistillationRunner, gradient_length=2)
-    runner.load(path)
+    runner.load(rising_path)
     student, teacher = numbers(env)
     runner.learn(2)
     learned, kept = numbers(env)
@@ -845,21 +745,6 @@ def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(
     assert (ours.storage.rewards != theirs.storage.rewards).any()
 
 
-def test_ppo_of_an_env_without_final_observations_is_refused():
-    env = to_rsl_rl(ScriptedEnv(2, (3,)))
-    runner = make_runner(env)
-    step = env.step
-
-    def step_without_final_observations(actions):
-        *results, extras = step(actions)
-        del extras["final_obs"]
-        return *results, extras
-
-    env.step = step_without_final_observations
-    with pytest.raises(ValueError, match="final_obs"):
-        runner.learn(1)
-
-
 # RND, images and writers.
 
 
@@ -891,12 +776,6 @@ def test_groups_of_images_reach_the_convolutions_of_rsl_rl():
     runner.learn(2)
     assert runner.alg.actor.obs_groups_2d == ["camera"]
     assert env.step(torch.zeros(2, 6))[3]["final_obs"]["camera"].shape == (2, 1, 12, 12)
-
-
-def test_remedy_for_images_of_integers_does_not_join_the_groups():
-    space = Dict(policy=VECTOR, camera=Box(0, 255, (1, 12, 12), np.uint8))
-    with pytest.raises(ValueError, match="ObservationKeys"):
-        to_rsl_rl(ScriptedEnv(2, observation_space=space))
 
 
 @pytest.mark.parametrize("cfg", [None, {"task": "arm"}])

@@ -406,12 +406,21 @@ def test_env_for_evaluation_gets_statistics_and_keeps_its_params(num_envs):
     assert evaluation.unwrapped.params["level"].tolist() == [50, 51, 52][:num_envs]
 
 
-@pytest.mark.parametrize(("num_envs", "expected"), [(3, [0, 1, 2]), (2, [50, 51])])
-def test_params_of_a_saved_env_load_into_as_many_envs(tmp_path, num_envs, expected):
+@pytest.mark.parametrize(
+    ("num_envs", "training", "expected"),
+    [(3, True, [0, 1, 2]), (3, False, [50, 51, 52]), (2, True, [50, 51])],
+)
+def test_params_of_a_saved_env_are_those_of_as_many_envs_that_train(
+    tmp_path, num_envs, training, expected
+):
     path = str(tmp_path / "saved.pkl")
-    to_sb3(with_levels(3, 0)).save(path)
+    saved = with_levels(3, 0)
+    saved.reset()
+    to_sb3(saved).save(path)
     env = with_levels(num_envs, 50)
-    VecNormalize.load(path, to_sb3(env))
+    venv = VecNormalize.load(path, to_sb3(env))
+    venv.training = training
+    venv.reset()
     assert env.unwrapped.params["level"].tolist() == expected
 
 

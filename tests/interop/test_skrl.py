@@ -541,19 +541,22 @@ def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
     assert not other.training
 
 
-def test_agent_of_fewer_envs_with_differing_params_keeps_those_of_its_env(tmp_path):
-    def make(num_envs):
-        params = {"length": torch.arange(1.0, 1 + num_envs)}
-        env = tw.FunctionalEnv(Pendulum(), num_envs, params=params)
+@pytest.mark.parametrize(("mode", "expected"), [(True, [7, 8, 9]), (False, [1, 2, 3])])
+def test_params_of_a_checkpoint_are_those_of_the_env_that_trains(mode, expected, tmp_path):
+    def make(first):
+        params = {"length": first + torch.arange(3.0)}
+        env = tw.FunctionalEnv(Pendulum(), 3, params=params)
         env = to_skrl(tw.TransformedEnv(env, T.NormalizeObservation()))
         return env, true_successors(make_idle_agent(env), env)
 
-    env, agent = make(3)
+    env, agent = make(7)
     train(env, agent, 4)
     agent.save(str(tmp_path / "agent.pt"))
-    other, other_agent = make(2)
+    other, other_agent = make(1)
     other_agent.load(str(tmp_path / "agent.pt"))
-    assert other._env.unwrapped.params["length"].tolist() == [1.0, 2.0]
+    other.train(mode)
+    other.reset()
+    assert other._env.unwrapped.params["length"].tolist() == expected
     assert other._env.transforms[0].statistics.mean.any()
 
 

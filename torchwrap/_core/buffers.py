@@ -111,9 +111,9 @@ class BatchedModule(nn.Module):
                     tensor = declaration.allocate(self, num_envs, device)
                     self.register_env_buffer(name, tensor)
 
-    def register_env_buffer(self, name: str, tensor: Tensor, *, persistent: bool = False) -> None:
+    def register_env_buffer(self, name: str, tensor: Tensor) -> None:
         """Registers a buffer `(num_envs, ...)` whose name is known only at run time."""
-        self.register_buffer(name, tensor, persistent)
+        self.register_buffer(name, tensor, persistent=False)
         if name not in self._env_buffer_names:
             self._env_buffer_names += (name,)
 

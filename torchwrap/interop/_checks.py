@@ -20,6 +20,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
+from torchwrap.functional import FunctionalEnv
 from torchwrap.spaces import Signature
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -111,30 +112,49 @@ def load_statistics(
 ) -> None:
     """Loads the entry `key` of a checkpoint into an env. Warns if the checkpoint lacks it."""
     if state is not None:
-        load(env, state, strict)
+        env.load_state_dict(state, strict)
     elif env.state_dict():
         fault = f"the checkpoint has no {key!r}: the statistics of the env stay as they are"
         remedy = "Call env.load_state_dict() with those of the policy"
         warnings.warn(refusal(owner, fault, remedy=remedy), stacklevel=3)
 
 
-def load(
-    env: Env,
-    state: dict[str, Any],
-    strict: bool = True,
-    keeps_params: bool = False,
-) -> None:
-    """Loads a state_dict. Differing `params` of another number of envs leave those of the env."""
-    own = env.unwrapped._state_buffers(per_env=True)
-    given = dict(state)
-    for path, value in state.items():
-        params = own.get(path.rpartition(".")[2])
-        if params is None or not isinstance(value, Tensor) or value.dim() != params.dim():
-            continue
-        fits = len(value) == len(params) or (value == value[:1]).all()
-        if keeps_params or not fits:
-            given[path] = params
-    env.load_state_dict(given, strict)
+class Params:
+    """The `params` of functions, or the levels of a simulator, for a trainer's checkpoint.
+
+    What is loaded waits until the env trains: an env that plays keeps its own.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.loaded: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: value.to("cpu", copy=True) for name, value in self._own().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.loaded = dict(state)
+
+    def resume(self) -> None:
+        """Sets what was loaded, if it is of as many envs."""
+        if not self.env.training:
+            return
+        for name, value in self._own().items():
+            loaded = self.loaded.get(name, value)
+            if loaded.shape == value.shape:
+                value.copy_(loaded)
+        self.loaded = {}
+
+    def _own(self) -> dict[str, Tensor]:
+        base = self.env.unwrapped
+        if isinstance(base, FunctionalEnv):
+            return base.params
+        levels = {}
+        if isinstance(base, SimulatorEnv):
+            for name, buffer in base.named_buffers(recurse=False):
+                if not hasattr(type(base), name):  # else of running episodes
+                    levels[name] = buffer
+        return levels
 
 
 def warn_untrained(owner: str, env: Env) -> None:

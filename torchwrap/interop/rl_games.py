@@ -23,9 +23,11 @@ from torchwrap.statistics import sync_statistics
 def register(name: str, make_env: Callable[..., Env]) -> None:
     """Registers an env for rl_games' `Runner`, as `env_name` of its config.
 
-    Checkpoints contain `env.state_dict()`: running statistics of transforms. Restoring a checkpoint
-    loads it. Those of rl_games' SAC have no place for it: save it yourself. With `multi_gpu`,
-    statistics are merged at the start of each epoch.
+    Checkpoints contain `env.state_dict()`, running statistics of transforms, and under "params" the
+    `params` of functions or a simulator's levels. Restoring a checkpoint loads the statistics; the
+    next reset in train mode sets the `params`, if they are of as many envs. Those of rl_games' SAC
+    have no place for it: save it yourself. With `multi_gpu`, statistics are merged at the start of
+    each epoch.
 
     Args:
         name: replaces an earlier registration under this name.
@@ -116,11 +118,13 @@ class RlGamesVecEnv(IVecEnv):
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
+        self._params = _checks.Params(env)
         self._metric_keys = _checks.metric_keys(env)
         nothing = torch.zeros(0, device=env.device)
         self._absent: dict[str, Tensor] = dict.fromkeys(self._metric_keys, nothing)
 
     def reset(self) -> Observations:
+        self._params.resume()
         td = self.env.reset(seed=self._next_seed)
         self._next_seed = None
         return self._observations(td)
@@ -162,10 +166,13 @@ class RlGamesVecEnv(IVecEnv):
             info["state_space"] = self.state_space
         return info
 
-    def get_env_state(self) -> dict[str, Tensor]:
-        return self.env.state_dict()
+    def get_env_state(self) -> dict[str, Any]:
+        return {**self.env.state_dict(), "params": self._params.state_dict()}
 
-    def set_env_state(self, env_state: dict[str, Tensor] | None) -> None:
+    def set_env_state(self, env_state: dict[str, Any] | None) -> None:
+        if env_state is not None:
+            env_state = dict(env_state)
+            self._params.load_state_dict(env_state.pop("params", {}))
         _checks.load_statistics("to_rl_games", self.env, "env_state", env_state)
 
     def set_train_info(self, env_frames: int, agent: Any) -> None:

@@ -40,7 +40,7 @@ def to_rsl_rl(
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation
     acted in. With "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`,
     it is the value of the final observation, and `runner.save` and `runner.load` include
-    `env.state_dict()`, such as running statistics of transforms, and the snapshot of the env.
+    `env.state_dict()`, such as running statistics of transforms.
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, or
@@ -84,16 +84,11 @@ class RslRlVecEnv(VecEnv):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
         self.cfg = _Config(cfg or {})
         observations = env.single_observation_space
-        remedy = 'FlattenObservation() or DtypeObservation("float32")'
-        if isinstance(observations, Dict):
-            for name, group in observations.items():
-                _check_space(
-                    "observations", group, f"ObservationKeys({{{name!r}: [{remedy}]}})", 1, 3
-                )
-        else:
-            _check_space("observations", observations, remedy, 1, 3)
+        groups = observations.values() if isinstance(observations, Dict) else [observations]
+        for group in groups:
+            _check_space("observations", group, 1, 3)
         actions = env.single_action_space
-        _check_space("actions", actions, "TransformAction", 1)
+        _check_space("actions", actions, 1)
         if actions.bounded_above.any() or actions.bounded_below.any():  # type: ignore[attr-defined]
             fault = f"rsl_rl's actions are unbounded, those of the env are in {actions}"
             remedy = "Put transforms.ClipAction on the env"
@@ -101,7 +96,7 @@ class RslRlVecEnv(VecEnv):
         self.unwrapped = self  # random network distillation reads unwrapped.step_dt
         self.step_dt = self.cfg.get("step_dt", 1)
         self.num_envs = env.num_envs
-        self.num_actions = env.single_action_space.shape[0]  # type: ignore[index]
+        self.num_actions = actions.shape[0]  # type: ignore[index]
         self.device = env.device
         self._metric_keys = _checks.metric_keys(env)
         env.reset(seed=seed)
@@ -164,28 +159,33 @@ class _Config(dict[str, Any]):
         return dict(self)
 
 
-def _check_space(
-    name: str,
-    space: Space[Any],
-    remedy: str,
-    *dims: int,
-) -> None:
+def _check_space(name: str, space: Space[Any], *dims: int) -> None:
     if not _checks.is_float_box(space, *dims):  # rsl_rl would cast other dtypes silently
         must = f"{name} must be a float32 Box with a number of dimensions in {dims}"
-        raise ValueError(refusal("to_rsl_rl", must, space, f"Put transforms.{remedy} on the env"))
+        raise ValueError(refusal("to_rsl_rl", must, space))
 
 
 class _WithEnv:
-    """Lets an algorithm of rsl_rl merge, save and load what a torchwrap env holds."""
+    """Lets an algorithm of rsl_rl merge, save and load what a torchwrap env holds.
+
+    It also saves the step of random network distillation's schedule, which rsl_rl leaves out.
+    """
 
     env: Env | None = None
+    rnd: Any = None
 
     @classmethod
     def construct_algorithm(cls, obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> Any:
         algorithm = super().construct_algorithm(obs, env, cfg, device)  # type: ignore[misc]
         if isinstance(env, RslRlVecEnv):
             algorithm.env = env.env
+            algorithm.params = _checks.Params(env.env)
         return algorithm
+
+    def train_mode(self: Any) -> None:
+        super().train_mode()  # type: ignore[misc]
+        if self.env is not None:
+            self.params.resume()
 
     def update(self: Any) -> Any:
         if self.env is not None and self.is_multi_gpu:
@@ -196,62 +196,21 @@ class _WithEnv:
         saved = super().save()  # type: ignore[misc]
         if self.env is not None:
             saved["env_state_dict"] = self.env.state_dict()
-            # A simulator has no snapshot, nor an env in an interrupted step.
-            if self.env.can_snapshot and self.env._status.unfinished is None:
-                attributes = {}
-                for key, (owner, name) in self._attributes().items():
-                    attributes[key] = getattr(owner, name)
-                saved["run"] = {
-                    "envs": self._envs(),
-                    "snapshot": self.env.snapshot().to_dict(),
-                    "generators": [each.get_state() for each in self._generators()],
-                    "attributes": attributes,
-                }
+            saved["env_params"] = self.params.state_dict()
+        if self.rnd:
+            saved["rnd_step"] = self.rnd.update_counter
         return saved
 
     def load(self: Any, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:
-        is_wanted = self.env is not None and (load_cfg or {}).get("env", True)
-        if is_wanted:
+        is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
+        if self.env is not None and (load_cfg or {}).get("env", True):
             state = loaded_dict.get("env_state_dict")
             _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
-        is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
-        run = loaded_dict.get("run", {})
-        can_resume = run.get("envs") == self._envs() and self.env.can_snapshot
-        if is_wanted and is_resumed and can_resume:
-            self._resume(run)
+            if is_resumed:
+                self.params.load_state_dict(loaded_dict.get("env_params", {}))
+        if self.rnd and is_resumed:
+            self.rnd.update_counter = loaded_dict.get("rnd_step", 0)
         return is_resumed
-
-    def _resume(self: Any, run: dict[str, Any]) -> None:
-        try:
-            self.env.restore(run["snapshot"])
-        except ValueError as error:
-            fault = "new episodes start, because the checkpoint is of another env"
-            warnings.warn(refusal("to_rsl_rl", fault, remedy=str(error)), stacklevel=4)
-            return
-        for generator, state in zip(self._generators(), run["generators"], strict=False):
-            generator.set_state(state.cpu())
-        attributes = self._attributes()
-        for key in attributes.keys() & run["attributes"].keys():
-            owner, name = attributes[key]
-            setattr(owner, name, run["attributes"][key])
-
-    def _envs(self: Any) -> Any:
-        return self.gpu_global_rank, self.storage.num_envs
-
-    def _generators(self: Any) -> list[torch.Generator]:
-        device = torch.device(self.device)
-        generators = [torch.default_generator]
-        if device.type == "cuda":
-            generators.append(torch.cuda.default_generators[device.index or 0])
-        return generators
-
-    def _attributes(self: Any) -> dict[str, tuple[Any, str]]:
-        """Objects of rsl_rl, each with an attribute that its checkpoints lack, by name."""
-        found = {}
-        for name, model in vars(self).items():
-            if isinstance(model, RNNModel):  # a network of other sizes has another name
-                found[f"{name} {model.rnn.rnn}"] = (model.rnn, "hidden_state")
-        return found
 
 
 class PPO(_WithEnv, algorithms.PPO):
@@ -260,23 +219,17 @@ class PPO(_WithEnv, algorithms.PPO):
     The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
     Running statistics of several ranks are merged before each update.
 
-    Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict": statistics
-    and levels. It is loaded unless `load_cfg` has `"env": False`.
-
-    If the env has snapshots, "run" contains its last one, the states of PyTorch's generators, and
-    what rsl_rl leaves out. A `load` that sets the iteration restores them, and the run goes on bit
-    for bit. On another rank, for another number of envs, or for an env without snapshots, new
-    episodes start instead.
+    Its checkpoints hold the `state_dict` of a torchwrap env under "env_state_dict", which is loaded
+    unless `load_cfg` has `"env": False`; the env's `params` or a simulator's levels under
+    "env_params"; and the step of a schedule of random network distillation. A run resumes with new
+    episodes: after a `load` that sets the iteration, `learn` sets the `params`, if they are of as
+    many envs and the env is in train mode.
     """
 
     def process_env_step(
         self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]
     ) -> None:
         if "time_outs" in extras:
-            if "final_obs" not in extras:
-                must = 'the env must put "final_obs" into extras'
-                remedy = "Wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO"
-                raise ValueError(refusal(f"{__name__}:PPO", must, sorted(extras), remedy))
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device))
             self.critic.reset(hidden_state=hidden_state)
@@ -286,14 +239,6 @@ class PPO(_WithEnv, algorithms.PPO):
             # Other rows may have ended because the simulation diverged: their values can be NaN.
             rewards = rewards + torch.where(time_outs, bootstrap, 0)
         super().process_env_step(obs, rewards, dones, extras)
-
-    def _attributes(self) -> dict[str, tuple[Any, str]]:
-        attributes = super()._attributes()
-        if self.rnd:
-            attributes["rnd counter"] = (self.rnd, "update_counter")
-            if self.rnd.reward_normalization:
-                attributes["rnd average"] = (self.rnd.reward_normalizer.disc_avg, "avg")
-        return attributes
 
 
 class Distillation(_WithEnv, algorithms.Distillation):
@@ -314,11 +259,6 @@ class Distillation(_WithEnv, algorithms.Distillation):
             if isinstance(module, NormalizeObservation) and module not in learning:
                 module.eval()
         return is_resumed
-
-    def _attributes(self) -> dict[str, tuple[Any, str]]:
-        attributes = super()._attributes()
-        networks = ", ".join(attributes)
-        return {**attributes, f"last states of {networks}": (self, "last_hidden_states")}
 
 
 class RslRlPolicy(nn.Module):
@@ -367,17 +307,12 @@ class RslRlPolicy(nn.Module):
         return RslRlPolicy(copy.deepcopy(self.model, memo))
 
     def forward(self, td: TensorDict) -> TensorDict:
-        groups = _groups(td)
-        if not set(self.shapes).issubset(td.keys()):
-            fault = "the env lacks the state of the recurrent model"
-            remedy = "Use TransformedEnv(env, *policy.transforms)"
-            raise ValueError(refusal("RslRlPolicy", fault, remedy=remedy))
         own = self.model.get_hidden_state()
         # rsl_rl has the layers first.
         given = [td[name].transpose(0, 1).contiguous() for name in self.shapes]
         if given:
             self.model.reset(hidden_state=tuple(given) if len(given) > 1 else given[0])
-        td["action"] = self.model(groups)
+        td["action"] = self.model(_groups(td))
         following = self.model.get_hidden_state()
         self.model.reset(hidden_state=own)
         if isinstance(following, Tensor):

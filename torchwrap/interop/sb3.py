@@ -35,9 +35,11 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     the length `l` and the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords`
     only.
 
-    For an env with a `state_dict`, such as running statistics, the result holds a `VecNormalize`:
-    `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy the
-    `state_dict`, and `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`.
+    For an env with a `state_dict`, such as running statistics, or with `params`, the result holds a
+    `VecNormalize`: `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save,
+    load and copy the `state_dict`, and `venv.training = False` is `env.eval()`. The file also holds
+    the `params` of functions or a simulator's levels: the next reset in train mode sets them, if
+    they are of as many envs. The env is `venv.unwrapped.env`.
     Formulas such as `normalize_obs` raise: use `deploy` for raw data. In the `VecNormalize` of an
     off-policy algorithm, `model.get_vec_normalize_env()`, they serve its replay buffer and change
     nothing.
@@ -62,7 +64,8 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     ([[0.0], [1001.0]], [1.0])
     """
     venv = SB3VecEnv(env)
-    return SB3LearningVecEnv(SB3VecNormalize(venv)) if env.state_dict() else venv
+    learns = env.state_dict() or venv.params.state_dict()
+    return SB3LearningVecEnv(SB3VecNormalize(venv)) if learns else venv
 
 
 class SB3VecEnv(VecEnv):
@@ -73,6 +76,7 @@ class SB3VecEnv(VecEnv):
         _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(_checks.recorders("to_sb3", env)), None)
         self._start = time.time()
+        self.params = _checks.Params(env)
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = env.metadata
 
@@ -85,6 +89,7 @@ class SB3VecEnv(VecEnv):
         if any(other != options[0] for other in options):
             must = "the reset options of all envs must be equal"
             raise ValueError(refusal("to_sb3", must, options))
+        self.params.resume()
         td = self.env.reset(seed=seed, options=options[0] or None)
         return _arrays(td["observation"])
 
@@ -213,7 +218,7 @@ class SB3VecNormalize(VecNormalize):
     # `sync_envs_normalization` copies it to an env for evaluation.
     ret_rms = property(
         lambda self: self.venv.env.state_dict(),
-        lambda self, state: _checks.load(self.venv.env, state, keeps_params=True),
+        lambda self, state: self.venv.env.load_state_dict(state),
     )
 
     def __init__(self, venv: SB3VecEnv) -> None:
@@ -239,7 +244,8 @@ class SB3VecNormalize(VecNormalize):
 
     def __reduce__(self) -> Any:
         learned = {name: value.cpu() for name, value in self.ret_rms.items()}
-        return _load, (learned,)
+        venv: Any = self.venv
+        return _load, (learned, venv.params.state_dict())
 
 
 class SB3LearningVecEnv(VecEnvWrapper):
@@ -250,6 +256,9 @@ class SB3LearningVecEnv(VecEnvWrapper):
 
     learned: dict[str, Tensor]
     """The saved `state_dict`, which `VecNormalize.load` puts into an env."""
+
+    params: dict[str, Tensor]
+    """The saved `params`, which the env's next reset in train mode sets."""
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -273,14 +282,16 @@ class SB3LearningVecEnv(VecEnvWrapper):
         if not isinstance(base, SB3VecEnv):
             must = "venv must be from to_sb3, as the saved one"
             raise TypeError(refusal("VecNormalize.load", must, venv))
-        _checks.load(base.env, self.learned)
+        base.env.load_state_dict(self.learned)
+        base.params.load_state_dict(self.params)
         # `sync_envs_normalization` needs as many wrappers as an env for evaluation has.
         super().__init__(venv.venv if isinstance(venv, SB3LearningVecEnv) else venv)
 
 
-def _load(learned: dict[str, Tensor]) -> SB3LearningVecEnv:
+def _load(learned: dict[str, Tensor], params: dict[str, Tensor]) -> SB3LearningVecEnv:
     venv = SB3LearningVecEnv.__new__(SB3LearningVecEnv)
     venv.learned = learned
+    venv.params = params
     return venv
 
 

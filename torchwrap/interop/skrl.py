@@ -38,8 +38,10 @@ def to_skrl(env: Env) -> SkrlEnv:
     logs, and, if the env has `RecordEpisodeStatistics`, its "episode_return", "episode_length" and
     metrics of the episodes that ended in this step.
 
-    An agent saves and loads the transforms' statistics if it knows the env, by
-    `true_successors(agent, env)` or `agent.checkpoint_modules["env"] = env`.
+    An agent saves and loads the transforms' statistics, and the `params` of functions or a
+    simulator's levels, if it knows the env, by `true_successors(agent, env)` or
+    `agent.checkpoint_modules |= env.checkpoint_modules`. The `params` are set by the next `reset`
+    in train mode, if they are of as many envs.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one,
     skrl's trainers call `reset` at the end of an episode: `step` returns the final observation, and
@@ -77,7 +79,7 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` and `update` are
             replaced, once.
-        env: becomes `agent.checkpoint_modules["env"]`: the agent saves and loads the transforms'
+        env: its `checkpoint_modules` become the agent's: the agent saves and loads the transforms'
             statistics, and merges those of several ranks before each update. None takes the env of
             the first step, too late for `agent.load` before it.
     """
@@ -89,7 +91,7 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
         agent.record_transition = functools.partial(_record, agent, record)
         agent.update = functools.partial(_update, agent, agent.update)
     if env is not None:
-        agent.checkpoint_modules["env"] = env
+        agent.checkpoint_modules |= env.checkpoint_modules
     return agent
 
 
@@ -135,7 +137,7 @@ def _record(
             )
         )
     if isinstance(infos, _Infos):  # else a wrapper has replaced them
-        agent.checkpoint_modules.setdefault("env", infos.env)
+        agent.checkpoint_modules |= infos.env.checkpoint_modules | agent.checkpoint_modules
     next_states = None
     if states is not None:
         next_states = _usable(infos["final_states"], states, terminated)
@@ -183,6 +185,9 @@ class SkrlEnv(Wrapper):
         _check_space("actions", env.single_action_space)
         _checks.starts_at_zero("to_skrl", "action", env.single_action_space)
         self._metric_keys = _checks.metric_keys(env)
+        self._params = _checks.Params(env)
+        # By name in an agent's `checkpoint_modules`.
+        self.checkpoint_modules = {"env": self, "env_params": self._params}
         # The initial observation and state of a single env whose episode ended.
         self._pending: list[Tensor] = []
         self._states: Tensor | None = None
@@ -196,6 +201,7 @@ class SkrlEnv(Wrapper):
                 seed = self._first_seed()
             else:
                 _checks.warn_untrained("to_skrl", self._env)
+            self._params.resume()
             root = self._flat(self._env.reset(seed=seed))
         return self._observation(root), {}
 
@@ -245,10 +251,6 @@ class SkrlEnv(Wrapper):
         observation, *states = flat
         self._states = states[0] if states else None
         return observation
-
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """As the env's, but differing `params` of another number of envs stay as they are."""
-        _checks.load(self._env, state, strict)
 
     def state(self) -> Tensor | None:
         """The states of the last observations, `(num_envs, S)`."""
