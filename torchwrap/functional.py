@@ -509,7 +509,7 @@ class FunctionalEnv(Env):
             raise ValueError(refusal(owner, must, options)) from error
 
 
-def _leave_definition_out(env: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _leave_definition_out(env: Any, state: Any, prefix: str, *_: Any) -> None:
     """Removes `params` and the tensors of functions from a `state_dict`."""
     for name in list(state):
         if name.startswith((f"{prefix}func_env.", f"{prefix}params_")):

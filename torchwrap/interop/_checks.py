@@ -130,7 +130,8 @@ class Params:
         self.loaded: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: value.to("cpu", copy=True) for name, value in self._own().items()}
+        own = self._own()
+        return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.loaded = dict(state)
