@@ -204,7 +204,7 @@ def test_level_that_a_wrapper_raises_at_the_end_of_an_episode_counts_from_the_ne
     native_level,
 ):
     env = Promotion(native_level)
-    env.set_wrapper_attr("level", 0.0)
+    native_level.params["level"].zero_()
     env.reset(seed=0)
     env.elapsed_steps = torch.tensor([49, 48])
     seen = [env.step(LEFT)[0]["next", "reward"].flatten().tolist() for _ in range(3)]
