@@ -88,6 +88,12 @@ def test_set_wrapper_attr_sets_what_gymnasiums_set_attr_sets(make, kind, name, v
     np.testing.assert_array_equal(env.get_wrapper_attr(name), oracle.get_attr(name))
 
 
+def test_attribute_set_in_python_does_not_reach_the_envs(make):
+    env = make("sync")
+    env.level = env.unwrapped.level = 3
+    assert rewards(env) == [1, 1, 1]
+
+
 @by_kind
 @pytest.mark.parametrize("name", ["level", "wind"])
 def test_list_of_another_length_raises_and_changes_nothing(make, kind, name):

@@ -218,7 +218,6 @@ class Lying(Scripted):
         super().__init__(space)
         self.lie = lie
         self.value = value
-        self.level = 1
 
     def step(self, action):
         names = ("observation", "reward", "terminated", "truncated", "info")
@@ -231,10 +230,6 @@ class Lying(Scripted):
             if self.lie is not None:
                 result[self.lie] = self.value
         return tuple(result.values())
-
-    def set_level(self, level, plus=0):
-        self.level = level + plus
-        return self.np_random.integers(9)
 
 
 gymnasium.register("TorchwrapTest/Lying-v0", entry_point=Lying)
@@ -441,31 +436,7 @@ def test_entry_that_its_space_would_change_raises(kind, entry, space):
         play(env, 1)
 
 
-# Attributes and copies.
-
-
-@by_kind
-def test_attributes_and_methods_of_the_envs_are_reached_from_every_layer(
-    kind,
-):
-    env = tw.TransformedEnv(lying(kind), T.TimeLimit(9))
-    env.reset(seed=0)
-    expected = [Lying() for _ in range(2)]
-    for seed, each in enumerate(expected):
-        each.reset(seed=seed)
-    assert env.set_wrapper_attr("level", 7)
-    assert env.get_wrapper_attr("level") == (7, 7)
-    drawn = tuple(each.set_level(5) for each in expected)
-    assert env.get_wrapper_attr("set_level")(5, plus=1) == drawn
-    assert env.unwrapped.get_wrapper_attr("level") == (6, 6)
-    assert not env.has_wrapper_attr("levle")
-    env.close()
-
-
-def test_attribute_set_on_the_env_itself_does_not_reach_the_envs():
-    with lying("sync") as env:
-        env.level = 3
-        assert env.vector_env.get_attr("level") == (1, 1)
+# Copies.
 
 
 @pytest.mark.parametrize("replicate", [copy.deepcopy, through_pickle], ids=["copy", "pickle"])

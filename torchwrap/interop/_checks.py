@@ -80,7 +80,7 @@ def check_reset(owner: str, rows: NDArray[np.bool_]) -> None:
         raise RuntimeError(refusal(owner, must, got, remedy))
 
 
-def env(owner: str, value: Any) -> Env:
+def require_env(owner: str, value: Any) -> Env:
     """Returns `value` if it is an env without the state of a policy."""
     if not isinstance(value, Env):
         remedy = "Make one with torchwrap.make or torchwrap.from_gymnasium"

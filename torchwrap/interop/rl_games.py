@@ -108,7 +108,7 @@ class RlGamesVecEnv(IVecEnv):
     """A torchwrap env, the attribute `env`, as an `IVecEnv`; made by `to_rl_games`."""
 
     def __init__(self, env: Env, seed: int | None) -> None:
-        self.env = _checks.env("to_rl_games", env)
+        self.env = _checks.require_env("to_rl_games", env)
         observations = env.single_observation_space
         parts: dict[str, Any] = _checks.actor_and_critic(observations)
         self._keys = list(parts)

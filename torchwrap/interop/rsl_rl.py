@@ -79,7 +79,7 @@ class RslRlVecEnv(VecEnv):
     """A torchwrap env, the attribute `env`, as a `VecEnv`; made by `to_rsl_rl`."""
 
     def __init__(self, env: Env, cfg: Any, seed: int | None) -> None:
-        self.env = _checks.env("to_rsl_rl", env)
+        self.env = _checks.require_env("to_rsl_rl", env)
         if not isinstance(cfg, dict | None):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
         self.cfg = _Config(cfg or {})

@@ -72,7 +72,7 @@ class SB3VecEnv(VecEnv):
     """A torchwrap env as a `VecEnv`; made by `to_sb3`."""
 
     def __init__(self, env: Env) -> None:
-        self.env = _checks.env("to_sb3", env)
+        self.env = _checks.require_env("to_sb3", env)
         _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(_checks.recorders("to_sb3", env)), None)
         self._start = time.time()

@@ -174,7 +174,7 @@ class SkrlEnv(Wrapper):
     """A torchwrap env as an skrl env; made by `to_skrl`."""
 
     def __init__(self, env: Env) -> None:
-        super().__init__(_checks.env("to_skrl", env))
+        super().__init__(_checks.require_env("to_skrl", env))
         observations = env.single_observation_space
         parts = _checks.actor_and_critic(observations)
         self._keys = list(parts)

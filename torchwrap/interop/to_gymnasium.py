@@ -53,7 +53,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """A torchwrap env as a Gymnasium vector env; made by `to_gymnasium`."""
 
     def __init__(self, env: Env, autoreset_mode: AutoresetMode | str) -> None:
-        self.env = _checks.env("to_gymnasium", env)
+        self.env = _checks.require_env("to_gymnasium", env)
         mode = autoreset_mode_of(autoreset_mode)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             must = "autoreset_mode must be SAME_STEP or DISABLED"

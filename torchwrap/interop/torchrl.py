@@ -54,7 +54,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     >>> data["next", "observation"][0].flatten(), data["observation"][0].flatten()
     (tensor([1., 2., 1.]), tensor([0., 1., 0.]))
     """
-    return TorchRLEnvBase(_checks.env("to_torchrl", env))
+    return TorchRLEnvBase(_checks.require_env("to_torchrl", env))
 
 
 class TorchRLEnvBase(EnvBase):
