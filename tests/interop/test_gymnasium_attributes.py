@@ -112,15 +112,15 @@ def test_new_name_is_not_set_without_force(make, kind):
     assert not env.has_wrapper_attr("wind") and env.has_wrapper_attr("level")
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "SyncVectorEnv"])
+@by_kind
 def test_method_of_the_envs_returns_what_gymnasiums_call_returns(make, kind):
     assert make(kind).get_wrapper_attr("scaled")(2) == SyncVectorEnv([Level] * 3).call("scaled", 2)
 
 
-def test_method_in_the_processes_of_a_foreign_vector_env_is_refused(make):
+def test_method_of_some_envs_of_a_foreign_vector_env_is_refused(make):
     env = make("AsyncVectorEnv")
     with pytest.raises(AttributeError, match='vectorization_mode="async"'):
-        env.get_wrapper_attr("scaled")(2)
+        to_sb3(env).env_method("scaled", 2, indices=[1])
     assert rewards(env) == [1, 1, 1]
 
 

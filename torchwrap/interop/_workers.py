@@ -80,11 +80,14 @@ class Async(Engine):
         args: Any,
         kwargs: Any,
     ) -> list[Any]:
-        if not self.is_ours:
-            fault = f"cannot call {name}() in the processes of an AsyncVectorEnv of your own"
+        if self.is_ours:
+            results = self.call("torchwrap_call", name, rows, args, kwargs)
+        elif len(rows) < len(self._all):
+            fault = f"cannot call {name}() of some envs of an AsyncVectorEnv of your own"
             remedy = 'Make it with torchwrap.make(id, num_envs, vectorization_mode="async")'
             raise AttributeError(refusal(self.name, fault, remedy=remedy))
-        results = self.call("torchwrap_call", name, rows, args, kwargs)
+        else:
+            results = self.call(name, *args, **kwargs)
         return [results[row] for row in rows]
 
     def leave_out(self, rows: Mask) -> None:
