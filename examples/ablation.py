@@ -19,7 +19,6 @@ import ppo
 import torch
 import tyro
 from matplotlib.figure import Figure
-from ppo_presets import fill_in
 from torch import Tensor
 
 import torchwrap as tw
@@ -42,8 +41,8 @@ def learning_curve(args: ppo.Args, variant: str, seed: int) -> Tensor:
     """Trains, and returns env steps and mean returns, `(n, 2)`, averaged over a time limit."""
     out = args.out / f"{variant}-{seed}"
     ppo.main(dataclasses.replace(args, seed=seed, out=out, resume=True), VARIANTS[variant])
-    log = torch.load(out / "checkpoint.pt", weights_only=True)["log"]
-    curve = torch.tensor(log["curve"], dtype=torch.float64)[:, :2]
+    curve = torch.load(out / "agent.pt", weights_only=True)["curve"]
+    curve = torch.tensor(curve, dtype=torch.float64)[:, :2]
     # At first, only short episodes have ended. Envs that started together time out together.
     limit = tw.make(args.env_id, 1).spec.max_episode_steps
     curve = curve[curve[:, 0] >= args.num_envs * limit]
@@ -51,7 +50,7 @@ def learning_curve(args: ppo.Args, variant: str, seed: int) -> Tensor:
 
 
 def main(args: ppo.Args) -> None:
-    fill_in(args, tw.make)
+    ppo.fill_in(args)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for variant in VARIANTS:

@@ -17,8 +17,8 @@ from statistics import fmean
 
 import torch
 import tyro
-from ppo import estimate_advantages, train_epochs
-from ppo_presets import cnn, layer_init
+from ppo import estimate_advantages, layer_init
+from ppo_parts import cnn, train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical

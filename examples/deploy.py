@@ -57,6 +57,7 @@ def positions(observation: Tensor) -> Tensor:
 def main(args: Args) -> tuple[list[float], list[float]]:
     # Imported here, because the second process imports this file, too.
     import ppo
+    import ppo_output
     from gymnasium.spaces import Box
 
     import torchwrap as tw
@@ -75,7 +76,7 @@ def main(args: Args) -> tuple[list[float], list[float]]:
         out=folder,
     )
     ppo.main(flags, make)
-    env, agent = ppo.load(flags, make=make)
+    env, agent = ppo_output.load(flags, make=make)
 
     def act(td):
         return agent.actor(td["observation"]).argmax(-1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ppo
+import ppo_output
 import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
@@ -122,7 +123,7 @@ def main(args: Args) -> dict[str, dict[str, float]]:
         normalize=True,
     )
     ppo.main(settings)
-    env, agent = ppo.load(settings, num_envs=64)
+    env, agent = ppo_output.load(settings, num_envs=64)
     results = {}
     for name, policy in {"random": None, "trained": agent.act}.items():
         episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)

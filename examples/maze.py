@@ -9,7 +9,6 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
-from ppo_presets import PRESETS
 from torch.nn.functional import pad
 
 import torchwrap as tw
@@ -81,8 +80,6 @@ class Maze(FuncEnv):
 
 
 tw.register("Maze-v0", Maze, max_episode_steps=100)
-# The columns are those of ppo_presets.COLUMNS.
-PRESETS["Maze-v0"] = (800_000, 2e-3, 1024, 16, 0.99, 0.95, 8, 3, True, False, 64, 0.0)
 ARGS = ppo.Args(env_id="Maze-v0", ent_coef=0.01)
 
 if __name__ == "__main__":

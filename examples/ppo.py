@@ -3,11 +3,11 @@
 python examples/ppo.py                                  solves CartPole-v1
 python examples/ppo.py --env-id HalfCheetah-v5          trains on a Gymnasium env
 python examples/ppo.py --env-id module:Id               trains on your own env, once registered
-python examples/ppo.py --tensorboard                    also writes CleanRL's TensorBoard scalars
-python examples/ppo.py --resume                         continues a run that was killed
+python examples/ppo.py --tensorboard --resume           logs, and continues a run that was killed
 
-Writes metrics.json, learning_curve.png and checkpoint.pt into --out. ppo_presets.py holds
-hyperparameters and networks, ppo_output.py what is written; ppo_distributed.py trains in processes.
+A file to copy: it needs no other. Writes metrics.json, learning_curve.png and agent.pt into --out.
+Beside it, ppo_presets.json has hyperparameters, ppo_parts.py what images and multi-discrete actions
+need, ppo_output.py TensorBoard's scalars and checkpoints.
 
 The algorithm is Schulman et al. (2017) with the details of Huang et al., "The 37 Implementation
 Details of Proximal Policy Optimization" (2022), with one difference: a truncated episode is
@@ -16,7 +16,8 @@ bootstrapped from its final observation.
 
 from __future__ import annotations
 
-import os
+import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,96 +26,91 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from ppo_output import Checkpoint, Log, find_statistics, results_folder
-from ppo_presets import DISCRETE, Agent, Make, fill_in, image_shape
+from gymnasium import spaces
+from tensordict import TensorDict
 from torch import Tensor, nn, optim
+from torch.distributions import Categorical, Distribution, Independent, Normal
 from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
-# A tanh by exp: Inductor's own takes three times as long.
-INDUCTOR = {"cpp.use_decompose_tanh": True}
+DISCRETE = spaces.Discrete | spaces.MultiDiscrete
+INDUCTOR = {"cpp.use_decompose_tanh": True}  # by exp: Inductor's own takes three times as long
 
 Batch = dict[str, Tensor]
-Function = Callable[..., Batch]
+Make = Callable[..., tw.Env]  # takes the arguments of tw.make
 
 
 @dataclass
 class Args:
-    """Flags have CleanRL's names. Those that are None take the env's values in ppo_presets.py."""
+    """Flags have CleanRL's names. None takes the env's preset, or else CleanRL's value."""
 
     env_id: str = "CartPole-v1"
-    """the id of the environment"""
-    seed: int = 1
-    """seed of the environments and of PyTorch"""
-    backend: Literal["torch", "gymnasium"] | None = None
-    """whose env to take; None takes torchwrap's own if there is one"""
-    device: str = "cpu"
-    """device of the environments and of the agent"""
-    compile: bool = False
-    """compile the rollout (the transforms if Gymnasium steps the env) and the whole update"""
-    num_threads: int = 1
-    """PyTorch's threads on the CPU; small minibatches are faster on one"""
-    out: Path | None = None
-    """folder of the results; None is runs/ppo-<env_id>"""
-    tensorboard: bool = False
-    """write TensorBoard scalars into the folder of the results"""
-    metrics: dict[str, str] | None = None
-    """infos to record by episode, such as `--metrics success max energy sum`"""
-    resume: bool = False
-    """continue from the checkpoint in the folder of the results, if there is one"""
-    save_every: int = 10
-    """number of iterations between two checkpoints"""
-    target_return: float | None = None
-    """mean return of 100 episodes that counts as solved; None is the env's own threshold"""
-
-    total_timesteps: int | None = None
-    """total number of env steps"""
+    seed: int = 1  # of the environments and of PyTorch
+    backend: Literal["torch", "gymnasium"] | None = None  # None: torchwrap's own env if it has one
+    device: str = "cpu"  # of the environments and of the agent
+    compile: bool = False  # the rollout (over Gymnasium its transforms) and the whole update
+    num_threads: int = 1  # on the CPU; small minibatches are faster on one
+    out: Path | None = None  # folder of the results; None: runs/ppo-<env_id>
+    tensorboard: bool = False  # write scalars into the folder of the results
+    metrics: dict[str, str] | None = None  # infos by episode: `--metrics success max energy sum`
+    resume: bool = False  # write checkpoints, and continue from the last one in --out, if any
+    save_every: int = 10  # iterations between two checkpoints
+    target_return: float | None = None  # "solved": mean of 100 episodes; None: the env's threshold
+    total_timesteps: int | None = None  # env steps
     learning_rate: float | None = None
-    """learning rate of the optimizer"""
     num_envs: int | None = None
-    """number of parallel environments"""
-    num_steps: int | None = None
-    """number of steps of each environment per rollout; None keeps the batch, with 16 or more"""
-    anneal_lr: bool = True
-    """anneal the learning rate linearly to zero"""
+    num_steps: int | None = None  # per env and rollout; None keeps the batch, with 16 or more
+    anneal_lr: bool = True  # linearly to zero
     gamma: float | None = None
-    """discount factor"""
     gae_lambda: float | None = None
-    """lambda of generalized advantage estimation"""
     num_minibatches: int | None = None
-    """number of minibatches per epoch"""
     update_epochs: int | None = None
-    """number of epochs per iteration"""
-    norm_adv: bool = True
-    """normalize the advantages of each minibatch"""
+    norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.2
-    """clipping coefficient of the surrogate objective"""
-    clip_vloss: bool | None = None
-    """clip the change of the value function as well, to the same coefficient"""
+    clip_vloss: bool | None = None  # clip the change of the value function as well
     ent_coef: float = 0.0
-    """coefficient of the entropy bonus"""
     vf_coef: float = 0.5
-    """coefficient of the value loss"""
     max_grad_norm: float = 0.5
-    """maximum norm of the gradient"""
-    target_kl: float | None = None
-    """end an iteration early if the approximate KL divergence exceeds this; None disables it"""
-    normalize: bool | None = None
-    """normalize observations and rewards by running statistics, and clip them to [-10, 10]"""
-    hidden_size: int | None = None
-    """units of each of the two hidden layers of the networks, unless observations are images"""
-    log_std: float | None = None
-    """logarithm of the initial standard deviation of continuous actions"""
+    target_kl: float | None = None  # end an iteration early if the approximate KL exceeds this
+    normalize: bool | None = None  # observations and rewards, and clip them to [-10, 10]
+    hidden_size: int | None = None  # units of each of the two hidden layers
+    log_std: float | None = None  # initial, of continuous actions
 
 
-def make_env(
-    args: Args,
-    num_envs: int,
-    make: Make = tw.make,
-    **arguments: Any,
-) -> tw.Env:
+# As CleanRL's ppo.py, without its entropy bonus, and its ppo_continuous_action.py.
+DISCRETE_ACTIONS = dict(total_timesteps=500_000, learning_rate=2.5e-4, num_envs=4, num_steps=128)
+DISCRETE_ACTIONS |= dict(gamma=0.99, gae_lambda=0.95, num_minibatches=4, update_epochs=4)
+DISCRETE_ACTIONS |= dict(clip_vloss=True, normalize=False, hidden_size=64, log_std=0.0)
+CONTINUOUS_ACTIONS = dict(DISCRETE_ACTIONS, total_timesteps=10**6, learning_rate=3e-4, num_envs=1)
+CONTINUOUS_ACTIONS |= dict(num_steps=2048, num_minibatches=32, update_epochs=10, normalize=True)
+
+
+def fill_in(args: Args, make: Make = tw.make) -> None:
+    """Sets the folder, the backend, the target return and the hyperparameters that are None."""
+    path = Path(__file__).with_name("ppo_presets.json")
+    presets = json.loads(path.read_text()) if path.exists() else {}
+    probe = make(args.env_id, 1, backend=args.backend)
+    is_discrete = isinstance(probe.single_action_space, DISCRETE)
+    values = dict(DISCRETE_ACTIONS if is_discrete else CONTINUOUS_ACTIONS)
+    values |= presets.get(args.env_id, {})
+    if args.num_envs is not None:
+        batch_size = values["num_envs"] * values["num_steps"]
+        # PPO does not learn CartPole from rollouts of one step.
+        values["num_steps"] = max(16, batch_size // args.num_envs)
+    values["target_return"] = getattr(probe.spec, "reward_threshold", None)
+    for name, value in values.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.backend = "torch" if isinstance(probe.unwrapped, tw.FunctionalEnv) else "gymnasium"
+    name = args.env_id.rpartition(":")[2].replace("/", "-")
+    args.out = args.out or Path("runs") / f"ppo-{name}"
+    args.out.mkdir(parents=True, exist_ok=True)
+    probe.close()
+
+
+def make_env(args: Args, num_envs: int, make: Make = tw.make, **arguments: Any) -> tw.Env:
     if args.metrics and args.backend == "gymnasium":
         arguments["info_keys"] = list(args.metrics)
     env = make(args.env_id, num_envs, backend=args.backend, device=args.device, **arguments)
@@ -122,7 +118,7 @@ def make_env(
     if not isinstance(env.single_action_space, DISCRETE):
         transforms += [T.ClipAction()]
     transforms += [T.RecordEpisodeStatistics(metrics=args.metrics)]
-    if image_shape(env.single_observation_space) is None:
+    if len(env.single_observation_space.shape or ()) < 2:
         transforms += [T.FlattenObservation()]
         if args.normalize:
             transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
@@ -131,24 +127,57 @@ def make_env(
     return tw.TransformedEnv(env, *transforms)
 
 
-def make_agent(args: Args, env: tw.Env) -> Agent:
-    return Agent(env, args.hidden_size, args.log_std).to(args.device)
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
-def load(args: Args, num_envs: int = 1, make: Make = tw.make) -> tuple[tw.Env, Agent]:
-    """A new env and the agent of a finished run with `args`, with all that they learned."""
-    fill_in(args, make)
-    env = make_env(args, num_envs, make)
-    agent = make_agent(args, env)
-    path = results_folder(args) / "checkpoint.pt"
-    checkpoint = torch.load(path, map_location=args.device, weights_only=True)
-    env.load_state_dict(checkpoint["env"])
-    agent.load_state_dict(checkpoint["agent"])
-    return env, agent
+def mlp(space: spaces.Box, outputs: int, std: float, hidden_size: int) -> nn.Sequential:
+    return nn.Sequential(
+        layer_init(nn.Linear(space.shape[0], hidden_size)),
+        nn.Tanh(),
+        layer_init(nn.Linear(hidden_size, hidden_size)),
+        nn.Tanh(),
+        layer_init(nn.Linear(hidden_size, outputs), std),
+    )
+
+
+class Agent(nn.Module):
+    def __init__(self, env: tw.Env, hidden_size: int = 64, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.action_space = env.single_action_space
+        space = env.single_observation_space
+        outputs = spaces.flatdim(self.action_space)  # logits, or means of a Box
+        make_network = mlp
+        if len(space.shape) > 1:
+            from ppo_parts import make_network
+        self.critic = make_network(space, 1, 1.0, hidden_size)
+        self.actor = make_network(space, outputs, 0.01, hidden_size)
+        if not isinstance(self.action_space, DISCRETE):
+            self.actor_logstd = nn.Parameter(log_std * torch.ones(outputs))
+
+    def get_value(self, observation: Tensor) -> Tensor:
+        return self.critic(observation.float()).squeeze(-1)
+
+    def get_distribution(self, observation: Tensor) -> Distribution:
+        out = self.actor(observation.float())
+        if isinstance(self.action_space, spaces.MultiDiscrete):
+            import ppo_parts
+
+            return ppo_parts.Choices(out.split(self.action_space.nvec.tolist(), -1))
+        if isinstance(self.action_space, spaces.Discrete):
+            return Categorical(logits=out, validate_args=False)
+        normal = Normal(out, self.actor_logstd.exp(), validate_args=False)
+        # Independent sums log probability and entropy over the dimensions of an action.
+        return Independent(normal, 1, validate_args=False)
+
+    def act(self, td: TensorDict) -> TensorDict:
+        return td.set("action", self.get_distribution(td["observation"]).sample())
 
 
 def make_collector(env: tw.Env, agent: Agent, args: Args) -> tw.Collector:
-    statistics = find_statistics(env).keys.values()
+    statistics = T.RecordEpisodeStatistics.of(env)[0].keys.values()
     successor = ["observation", "reward", "terminated", "done", *statistics]
     keys = ["observation", "action", *(("next", key) for key in successor)]
     return tw.Collector(env, agent.act, args.num_steps, keys=keys)
@@ -157,27 +186,22 @@ def make_collector(env: tw.Env, agent: Agent, args: Args) -> tw.Collector:
 def gae(delta: Tensor, decay: Tensor) -> Tensor:
     """Generalized advantage estimation: `advantage[t] = delta[t] + decay[t] * advantage[t + 1]`.
 
-    Arguments and result have shape `(num_envs, num_steps)`. Each pass doubles the number of steps
-    that an advantage looks ahead, so 128 steps take 7 passes. Where `decay` is 0, the sum ends,
-    even if NaN follows.
+    Each pass looks ahead twice as far. Where `decay` is 0, the sum ends, even if NaN follows.
     """
     ahead = 1
     while ahead < delta.shape[1]:
-        padding = (0, ahead)
-        following = nn.functional.pad(delta[:, ahead:], padding)
+        following = nn.functional.pad(delta[:, ahead:], (0, ahead))
         delta = delta + torch.where(decay > 0, decay * following, 0)
-        decay = decay * nn.functional.pad(decay[:, ahead:], padding)
+        decay = decay * nn.functional.pad(decay[:, ahead:], (0, ahead))
         ahead *= 2
     return delta
 
 
 def estimate_advantages(data: Any, values: Tensor, next_values: Tensor, args: Any) -> Tensor:
-    """Advantages of a rollout, from the values of observations and of their successors.
-
-    A terminated episode may end in NaN, and NaN * 0 is NaN.
-    """
+    """Advantages of a rollout, from the values of observations and of their successors."""
     successor = data["next"]
     done = successor["done"].squeeze(-1)
+    # A terminated episode may end in NaN, and NaN * 0 is NaN.
     next_values = torch.where(successor["terminated"].squeeze(-1), 0, next_values)
     delta = successor["reward"].squeeze(-1) + args.gamma * next_values - values
     return gae(delta, args.gamma * args.gae_lambda * ~done)
@@ -187,8 +211,7 @@ def estimate_advantages(data: Any, values: Tensor, next_values: Tensor, args: An
 def make_batch(agent: Agent, data: dict[str, Any], args: Args) -> Batch:
     """Flatten a rollout `(num_envs, num_steps)`, with log probabilities, advantages and returns."""
     values = agent.get_value(data["observation"])
-    # Where an episode ended, the successor's observation is the final one. So a truncated episode
-    # is bootstrapped from it.
+    # Where an episode ended, from the final observation, so that truncated ones are bootstrapped.
     next_values = agent.get_value(data["next"]["observation"])
     advantages = estimate_advantages(data, values, next_values, args)
     batch = {
@@ -223,38 +246,27 @@ def ppo_loss(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Batch]:
 
     entropy = distribution.entropy().mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    with torch.no_grad():
-        is_clipped = (ratio - 1).abs() > args.clip_coef
-        stats = {
-            "value_loss": v_loss,
-            "policy_loss": pg_loss,
-            "entropy": entropy,
-            "old_approx_kl": -logratio.mean(),
-            "approx_kl": ((ratio - 1) - logratio).mean(),  # http://joschu.net/blog/kl-approx.html
-            "clipfrac": is_clipped.float().mean(),
-        }
+    stats = {
+        "value_loss": v_loss,
+        "policy_loss": pg_loss,
+        "entropy": entropy,
+        "old_approx_kl": -logratio.mean(),
+        "approx_kl": ((ratio - 1) - logratio).mean(),  # http://joschu.net/blog/kl-approx.html
+        "clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+    }
     return loss, {name: value.detach() for name, value in stats.items()}
-
-
-def make_optimizer(agent: Agent, args: Args) -> optim.Adam:
-    return optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
 
 
 def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> Batch:
     """Clipped gradients of a minibatch; one graph if compiled. Returns CleanRL's figures."""
-    minibatch = {name: value[rows] for name, value in batch.items()}
-    loss, stats = ppo_loss(agent, minibatch, args)
+    loss, stats = ppo_loss(agent, {name: value[rows] for name, value in batch.items()}, args)
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     return stats
 
 
 def update(
-    agent: Agent,
-    optimizer: optim.Optimizer,
-    batch: Batch,
-    args: Args,
-    gradients: Function,
+    agent: Agent, optimizer: optim.Optimizer, batch: Batch, args: Args, gradients: Callable
 ) -> Batch:
     """Epochs over a batch. Returns the last minibatch's figures, and the mean clipfrac."""
     clipfracs = []
@@ -271,25 +283,8 @@ def update(
     return {**stats, "clipfrac": torch.stack(clipfracs).mean()}
 
 
-def train_epochs(agent: nn.Module, optimizer: Any, batch: Batch, args: Any, loss: Any) -> Tensor:
-    """Epochs of `loss(agent, minibatch, args)`, for variants of this file. Returns its mean."""
-    losses = []
-    for _ in range(args.update_epochs):
-        order = torch.randperm(len(batch["ret"]), device=batch["ret"].device)
-        for rows in order.chunk(args.num_minibatches):
-            minibatch = {name: value[rows] for name, value in batch.items()}
-            value = loss(agent, minibatch, args)
-            optimizer.zero_grad()
-            value.backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-            optimizer.step()
-            losses.append(value.detach())
-    return torch.stack(losses).mean()
-
-
-def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
-    """Compiles the rollout, and returns compiled functions of the update."""
-    tqdm.write("compiling the rollout; the first iteration compiles the update")
+def compiled(collect: tw.Collector, *functions: Callable) -> list[Callable]:
+    """Compiles the rollout, and returns functions that the first iteration compiles."""
     is_native = isinstance(collect.env.unwrapped, tw.FunctionalEnv)
     # A simulator on the host runs as it is, and its transforms are compiled.
     tw.compile(collect if is_native else collect.env, options=INDUCTOR)
@@ -298,58 +293,107 @@ def compiled(collect: tw.Collector, *functions: Function) -> list[Function]:
     return [torch.compile(function, **options) for function in functions]
 
 
-def evaluate(args: Args, env: tw.Env, agent: Agent, make: Make) -> float:
-    """The mean return of 20 fresh episodes, with the statistics that the transforms learned."""
-    test_env = make_env(args, 20, make)
-    test_env.load_state_dict(env.state_dict())
-    # Actions are sampled: early in training, the mode of the policy can be far worse.
-    episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
-    test_env.close()
-    return episodes["episode_return"].mean().item()
+class Curve(list[tuple[int, float, float, float]]):
+    """By iteration: env steps, mean and standard deviation of the latest returns, and seconds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"points": list(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self[:] = state["points"]
+
+    def metrics(self, args: Args) -> dict[str, Any]:
+        first_steps, _, _, first_seconds = self[0]  # of the iteration that compiles the update
+        steps, mean, _, seconds = self[-1]
+        steady = (steps - first_steps) / max(seconds - first_seconds, 1e-9)
+        target = math.inf if args.target_return is None else args.target_return
+        reached = [point for point in self if point[1] >= target]
+        return {
+            "env_steps": steps,
+            "wall_seconds": seconds,
+            "steps_per_second": steps / seconds,
+            "steps_per_second_steady": steady,
+            "compile_seconds": first_seconds if args.compile else 0.0,
+            "target_return": args.target_return,
+            "env_steps_to_target": reached[0][0] if reached else None,
+            "seconds_to_target": reached[0][3] if reached else None,
+            "final_mean_return": None if math.isnan(mean) else mean,
+        }
+
+    def plot(self, path: Path, title: str) -> None:
+        from matplotlib.figure import Figure  # imported here so that training does not wait for it
+
+        steps, mean, deviation, _ = torch.tensor(self, dtype=torch.float64).unbind(1)
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(steps, mean)
+        axes.fill_between(steps, mean - deviation, mean + deviation, alpha=0.2)
+        axes.set(title=title, xlabel="env steps", ylabel="return of the latest 100 episodes")
+        figure.savefig(path, dpi=120)
+
+
+def finish(args: Args, env: tw.Env, agent: Agent, curve: Curve, make: Make) -> dict[str, Any]:
+    """Evaluates, writes metrics.json and the curve, and returns the metrics."""
+    with make_env(args, 20, make) as test_env:
+        test_env.load_state_dict(env.state_dict())
+        # Of sampled actions: early in training, the mode can be far worse.
+        episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
+    names = ("env_id", "backend", "num_envs", "seed", "device")
+    metrics = {**{name: getattr(args, name) for name in names}, **curve.metrics(args)}
+    for name, queue in T.RecordEpisodeStatistics.of(env)[0].metric_queues.items():
+        metrics[f"final_mean_{name}"] = queue.mean().item()
+    metrics["eval_mean_return"] = episodes["episode_return"].mean().item()
+    text = json.dumps(metrics, indent=2)
+    (args.out / "metrics.json").write_text(text + "\n")
+    curve.plot(args.out / "learning_curve.png", f"PPO on {args.env_id}, seed {args.seed}")
+    print(f"{text}\nresults in {args.out}")
+    env.close()
+    return metrics
 
 
 def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
-    if "LOCAL_RANK" in os.environ:
-        raise RuntimeError("ppo.py: must be one process. Give torchrun ppo_distributed.py.")
-    start_time = time.perf_counter()
+    start = time.perf_counter()
     torch.manual_seed(args.seed)
-    if args.device == "cpu":
-        torch.set_num_threads(args.num_threads)
+    torch.set_num_threads(args.num_threads)
     fill_in(args, make)
     env = make_env(args, args.num_envs, make)
-    agent = make_agent(args, env)
-    optimizer = make_optimizer(agent, args)
+    statistics = T.RecordEpisodeStatistics.of(env)[0]
+    agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
+    optimizer = optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     collect = make_collector(env, agent, args)
-    log = Log(args, env, start_time)
     to_batch = make_batch
     gradients = compute_gradients
     if args.compile:
         to_batch, gradients = compiled(collect, make_batch, compute_gradients)
-        log.compile_seconds = log.seconds()
     env.reset(seed=args.seed)
-    parts = {"agent": agent, "optimizer": optimizer, "log": log}
-    checkpoint = Checkpoint(args, env, log.out, parts)
-    if args.resume:
-        checkpoint.load()
-    log.start()
-    for iteration in range(log.first_iteration, log.num_iterations):
-        lr = args.learning_rate
-        if args.anneal_lr:
-            lr *= 1.0 - iteration / log.num_iterations
-        optimizer.param_groups[0]["lr"] = lr
+    curve = Curve()
+    output = None
+    if args.resume or args.tensorboard:
+        from ppo_output import Output
+
+        output = Output(args, env, {"agent": agent, "optimizer": optimizer, "curve": curve})
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = -(-args.total_timesteps // batch_size)
+    start -= curve[-1][3] if curve else 0
+    progress = tqdm(range(len(curve), num_iterations), initial=len(curve), total=num_iterations)
+    for iteration in progress:
+        remaining = 1.0 - iteration / num_iterations if args.anneal_lr else 1.0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data = collect()
         batch = to_batch(agent, data.to_dict(), args)
         stats = update(agent, optimizer, batch, args, gradients)
-        log.record(iteration, log.statistics.return_queue)
-        log.write_scalars(iteration, data, batch, stats, lr)
-
-        if log.is_save(iteration):
-            checkpoint.save([checkpoint.process_state()])
-    metrics = log.close()
-    metrics["eval_mean_return"] = evaluate(args, env, agent, make)
-    log.write(metrics)
-    env.close()
-    return metrics
+        returns = statistics.return_queue.double()
+        mean = returns.mean().item()  # NaN before the first episode ends
+        deviation = (returns - mean).square().mean().sqrt().item()
+        seconds = time.perf_counter() - start
+        curve.append(((iteration + 1) * batch_size, mean, deviation, seconds))
+        progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
+        if output is not None:
+            stats["learning_rate"] = optimizer.param_groups[0]["lr"]
+            output.write(data, batch, stats, is_last=len(curve) == num_iterations)
+    state = {"agent": agent.state_dict(), "env": env.state_dict(), "curve": list(curve)}
+    torch.save(state, args.out / "agent.pt")
+    return finish(args, env, agent, curve, make)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from typing import Literal
 import torch
 import tyro
 from atari_game import make_atari
-from ppo import estimate_advantages, train_epochs
-from ppo_output import plot
-from ppo_presets import cnn, layer_init
+from ppo import Curve, estimate_advantages, layer_init
+from ppo_parts import cnn, train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -184,7 +183,7 @@ def main(args: Args) -> dict[str, object]:
 
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
-    curve = []
+    curve = Curve()
     returns = []
     progress = tqdm(total=num_iterations * batch_size, unit=" steps", unit_scale=True)
     for iteration in range(num_iterations):
@@ -203,7 +202,7 @@ def main(args: Args) -> dict[str, object]:
             mean = fmean(latest)
             env_steps = (iteration + 1) * batch_size
             seconds = time.perf_counter() - start
-            curve.append((env_steps, mean, seconds, pstdev(latest)))
+            curve.append((env_steps, mean, pstdev(latest), seconds))
             progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
         if iteration % 50 == 49 or iteration + 1 == num_iterations:
             checkpoint = {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
@@ -236,7 +235,7 @@ def main(args: Args) -> dict[str, object]:
     metrics = {**figures, "curve": curve[:: max(1, len(curve) // 200)]}
     (out / "metrics.json").write_text(json.dumps(metrics) + "\n")
     if curve:
-        plot(out / "learning_curve.png", args, curve, window=20)
+        curve.plot(out / "learning_curve.png", f"PPO on {args.env_id}, seed {args.seed}")
     print(json.dumps(figures, indent=2))
     return metrics
 

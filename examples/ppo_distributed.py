@@ -18,12 +18,13 @@ import ppo
 import torch
 import torch.distributed as dist
 import tyro
-from ppo import Args, Batch
-from ppo_output import Checkpoint, Log
-from ppo_presets import Agent, Make, fill_in
-from torch import Tensor, nn
+from ppo import Agent, Args, Batch, Curve, Make
+from ppo_output import Checkpoint, Scalars
+from torch import Tensor, nn, optim
+from tqdm import tqdm
 
 import torchwrap as tw
+from torchwrap import transforms as T
 
 
 def average(tensors: Sequence[Tensor]) -> None:
@@ -55,60 +56,66 @@ def gather(value: object, rank: int) -> list[Any]:
 
 
 def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
-    start_time = time.perf_counter()
+    start = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
-    fill_in(args, make)
+    ppo.fill_in(args, make)
     num_envs = args.num_envs // world_size
     if num_envs * world_size != args.num_envs:
         fault = f"--num-envs must be a multiple of {world_size} processes, got {args.num_envs}"
         raise ValueError(f"ppo_distributed.py: {fault}.")
     env = ppo.make_env(args, num_envs, make, first_index=rank * num_envs)
-    agent = ppo.make_agent(args, env)
+    returns_of = T.RecordEpisodeStatistics.of(env)[0]
+    agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
     if rank > 0:  # the same network, but other actions
         torch.manual_seed(args.seed + 1_000_003 * rank)
-    optimizer = ppo.make_optimizer(agent, args)
+    optimizer = optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     collect = ppo.make_collector(env, agent, args)
-    log = Log(args, env, start_time)
     to_batch = ppo.make_batch
     gradients = compute_gradients
     if args.compile:
         to_batch, gradients = ppo.compiled(collect, ppo.make_batch, compute_gradients)
-        log.compile_seconds = log.seconds()
     env.reset(seed=args.seed)
-    parts = {"agent": agent, "optimizer": optimizer, "log": log}
-    checkpoint = Checkpoint(args, env, log.out, parts, world_size)
+    curve = Curve()
+    parts = {"agent": agent, "optimizer": optimizer, "curve": curve}
+    checkpoint = Checkpoint(args, env, args.out, parts, world_size)
     if args.resume:
         checkpoint.load(rank)
-    if rank == 0:
-        log.start()
+    scalars = None
+    if args.tensorboard and rank == 0:
+        scalars = Scalars(args, env, len(curve))
     window = -(-100 // world_size)  # 100 episodes of all processes
-    for iteration in range(log.first_iteration, log.num_iterations):
-        lr = args.learning_rate
-        if args.anneal_lr:
-            lr *= 1.0 - iteration / log.num_iterations
-        optimizer.param_groups[0]["lr"] = lr
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = -(-args.total_timesteps // batch_size)
+    start -= curve[-1][3] if curve else 0
+    for iteration in tqdm(range(len(curve), num_iterations), disable=rank > 0):
+        remaining = 1.0 - iteration / num_iterations if args.anneal_lr else 1.0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         data = collect()
         tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
         stats = ppo.update(agent, optimizer, batch, args, gradients)
 
-        returns = gather(log.statistics.return_queue[-window:].cpu(), rank)
-        is_save = log.is_save(iteration)
+        returns = gather(returns_of.return_queue[-window:].cpu(), rank)
+        number = iteration + 1
+        is_save = number % args.save_every == 0 or number == num_iterations
         states = gather(checkpoint.process_state(), rank) if is_save else []
-        if rank == 0:
-            log.record(iteration, torch.cat(returns))
-            log.write_scalars(iteration, data, batch, stats, lr)
-            if is_save:
-                checkpoint.save(states)
-    metrics = {}
-    if rank == 0:
-        metrics = log.close(world_size)
-        metrics["eval_mean_return"] = ppo.evaluate(args, env, agent, make)
-        log.write(metrics)
-    env.close()
-    return metrics
+        if rank > 0:
+            continue
+        latest = torch.cat(returns).double()
+        mean = latest.mean().item()
+        deviation = (latest - mean).square().mean().sqrt().item()
+        curve.append((number * batch_size, mean, deviation, time.perf_counter() - start))
+        if scalars is not None:
+            stats["learning_rate"] = optimizer.param_groups[0]["lr"]
+            scalars.write(curve[-1], data, batch, stats)
+        if is_save:
+            checkpoint.save(states)
+    if rank > 0:
+        env.close()
+        return {}
+    return ppo.finish(args, env, agent, curve, make)
 
 
 def main(args: Args, make: Make = tw.make) -> dict[str, Any]:

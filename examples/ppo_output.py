@@ -1,16 +1,13 @@
-"""The output of the PPO scripts: curve, metrics, TensorBoard; checkpoints of all scripts."""
+"""Beside ppo.py and its variants: checkpoints, TensorBoard's scalars, and finished runs."""
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -18,157 +15,18 @@ from torchwrap import transforms as T
 # CleanRL's names for episode statistics in TensorBoard
 CHARTS = {"return": "episodic_return", "length": "episodic_length"}
 
-Point = tuple[int, float, float, float]  # env steps, mean return, seconds, standard deviation
 
+def load(args: Any, num_envs: int = 1, make: Any = tw.make) -> tuple[tw.Env, Any]:
+    """A new env and the agent of a finished run of ppo.py, with all that they learned."""
+    import ppo
 
-def find_statistics(env: tw.Env) -> T.RecordEpisodeStatistics:
-    return next(part for part in env.modules() if isinstance(part, T.RecordEpisodeStatistics))
-
-
-def results_folder(args: Any) -> Path:
-    name = args.env_id.rpartition(":")[2].replace("/", "-")
-    return args.out or Path("runs") / f"ppo-{name}"
-
-
-class Log:
-    def __init__(self, args: Any, env: tw.Env, start_time: float) -> None:
-        self.args = args
-        self.out = results_folder(args)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.statistics = find_statistics(env)
-        limit = env.signature.max_episode_steps
-        self.num_biased = 0 if limit is None else limit * args.num_envs
-        self.start_time = start_time
-        self.batch_size = args.num_envs * args.num_steps
-        self.num_iterations = -(-args.total_timesteps // self.batch_size)
-        self.first_iteration = 0
-        self.curve: list[Point] = []
-        self.reached: tuple[int, float] | None = None
-        self.compile_seconds = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "curve": self.curve,
-            "reached": self.reached,
-            "seconds": self.seconds(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.first_iteration = state["iteration"]
-        self.curve = state["curve"]
-        self.reached = state["reached"]
-        self.start_time -= state["seconds"]
-
-    def start(self) -> None:
-        first_step = self.first_iteration * self.batch_size
-        total = self.num_iterations * self.batch_size
-        self.progress = tqdm(total=total, initial=first_step, unit=" steps", unit_scale=True)
-        self.writer = None
-        if self.args.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # Purge the scalars that a killed run wrote after its last checkpoint.
-            self.writer = SummaryWriter(self.out, purge_step=first_step + 1)
-        self.loop_start = time.perf_counter()
-        self.steady_start = self.loop_start
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start_time
-
-    def is_save(self, iteration: int) -> bool:
-        number = iteration + 1
-        return number % self.args.save_every == 0 or number == self.num_iterations
-
-    def record(self, iteration: int, returns: Tensor) -> None:
-        """Adds the mean return of the latest episodes to the curve."""
-        if iteration == self.first_iteration:
-            self.steady_start = time.perf_counter()
-        self.iteration = iteration + 1
-        self.progress.update(self.batch_size)
-        if len(returns) == 0:
-            return
-        step = (iteration + 1) * self.batch_size
-        mean = returns.double().mean().item()
-        deviation = returns.double().std(correction=0).item()
-        self.curve.append((step, mean, self.seconds(), deviation))
-        self.progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
-        target = self.args.target_return
-        if target is not None and self.reached is None and len(returns) >= 100 and mean >= target:
-            self.reached = (step, self.seconds())
-
-    def write_scalars(
-        self,
-        iteration: int,
-        data: TensorDict,
-        batch: dict[str, Tensor],
-        stats: dict[str, Tensor],
-        learning_rate: float,
-    ) -> None:
-        if self.writer is None:
-            return
-        step = (iteration + 1) * self.batch_size
-        scalars = {f"losses/{name}": value for name, value in stats.items()}
-        residual = (batch["ret"] - batch["value"]).var(correction=0)
-        scalars["losses/explained_variance"] = 1 - residual / batch["ret"].var(correction=0)
-        scalars["charts/learning_rate"] = learning_rate
-        scalars["charts/SPS"] = int(step / self.seconds())
-        done = data["next", "done"]
-        if done.any():
-            for name, key in self.statistics.keys.items():
-                mean = data["next", key][done].float().mean()
-                scalars[f"charts/{CHARTS.get(name, name)}"] = mean
-        for name, value in scalars.items():
-            self.writer.add_scalar(name, value, step)
-        if self.is_save(iteration):
-            self.writer.flush()
-
-    def close(self, processes: int = 1) -> dict[str, Any]:
-        """Ends the measurement, and returns the figures of the training."""
-        wall_seconds = self.seconds()
-        steady_seconds = time.perf_counter() - self.steady_start
-        self.progress.close()
-        if self.writer is not None:
-            self.writer.close()
-        args = self.args
-        env_steps = self.num_iterations * self.batch_size
-        steady_steps = env_steps - (self.first_iteration + 1) * self.batch_size
-        steady = steady_steps / steady_seconds if steady_steps > 0 else None
-        if args.compile:  # the first iteration compiles the update
-            self.compile_seconds += self.steady_start - self.loop_start
-            if steady:
-                self.compile_seconds -= self.batch_size / steady
-        steps_to_target, seconds_to_target = self.reached or (None, None)
-        metrics = {
-            "env": args.env_id,
-            "backend": args.backend,
-            "num_envs": args.num_envs,
-            "processes": processes,
-            "device": args.device,
-            "seed": args.seed,
-            "env_steps": env_steps,
-            "wall_seconds": wall_seconds,
-            "steps_per_second": env_steps / wall_seconds,
-            "steps_per_second_steady": steady,
-            "compile_seconds": self.compile_seconds,
-            "target_return": args.target_return,
-            "env_steps_to_target": steps_to_target,
-            "seconds_to_target": seconds_to_target,
-            "final_mean_return": self.curve[-1][1] if self.curve else None,
-        }
-        for name, queue in self.statistics.metric_queues.items():
-            if len(queue) > 0:
-                metrics[f"final_mean_{name}"] = queue.mean().item()
-        return metrics
-
-    def write(self, metrics: dict[str, Any]) -> None:
-        text = json.dumps(metrics, indent=2)
-        (self.out / "metrics.json").write_text(text + "\n")
-        print(text)
-        if self.curve:
-            path = self.out / "learning_curve.png"
-            plot(path, self.args, self.curve, num_biased=self.num_biased)
-        print(f"results in {self.out}")
+    ppo.fill_in(args, make)
+    env = ppo.make_env(args, num_envs, make)
+    agent = ppo.Agent(env, args.hidden_size, args.log_std).to(args.device)
+    state = torch.load(args.out / "agent.pt", map_location=args.device, weights_only=True)
+    env.load_state_dict(state["env"])
+    agent.load_state_dict(state["agent"])
+    return env, agent
 
 
 class Checkpoint:
@@ -247,31 +105,52 @@ class Checkpoint:
             self.env.reset(seed=torch.randint(2**31, (1,)).item())
 
 
-def plot(
-    path: Path,
-    args: Any,
-    curve: list[Point],
-    window: int = 100,
-    num_biased: int = 0,
-) -> None:
-    """Draws the curve, and marks the steps in which envs may not have ended an episode yet."""
-    from matplotlib.figure import Figure  # imported here so that training does not wait for it
+class Scalars:
+    """CleanRL's scalars in TensorBoard, from the iteration `first` on."""
 
-    steps, returns, seconds, deviations = torch.tensor(curve, dtype=torch.float64).unbind(1)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    label = f"return of the latest {window} episodes, mean and standard deviation"
-    axes.plot(steps, returns, label=label)
-    axes.fill_between(steps, returns - deviations, returns + deviations, alpha=0.2)
-    if steps[0] < num_biased:
-        end = min(num_biased, steps[-1].item())
-        label = "biased: long episodes have not ended yet"
-        axes.axvspan(0, end, color="gray", alpha=0.15, linewidth=0, label=label)
-    target = args.target_return
-    # A distant target would flatten the curve.
-    if target is not None and target <= 2 * returns.max() - returns.min():
-        axes.axhline(target, color="gray", linestyle="--", label=f"target {target:g}")
-    title = f"PPO on {args.env_id}, seed {args.seed}, {seconds[-1]:.0f} s"
-    axes.set(title=title, xlabel="env steps", ylabel="return")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+    def __init__(self, args: Any, env: tw.Env, first: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.batch_size = args.num_envs * args.num_steps
+        self.keys = T.RecordEpisodeStatistics.of(env)[0].keys
+        # Purge the scalars that a killed run wrote after its last checkpoint.
+        self.writer = SummaryWriter(args.out, purge_step=first * self.batch_size + 1)
+
+    def write(
+        self, point: Any, data: TensorDict, batch: dict[str, Tensor], stats: dict[str, Any]
+    ) -> None:
+        """Writes the figures of an iteration. `point` is that of the curve."""
+        step, _, _, seconds = point
+        scalars = {f"losses/{name}": value for name, value in stats.items()}
+        scalars["charts/learning_rate"] = scalars.pop("losses/learning_rate")
+        residual = (batch["ret"] - batch["value"]).var(correction=0)
+        scalars["losses/explained_variance"] = 1 - residual / batch["ret"].var(correction=0)
+        scalars["charts/SPS"] = int(step / seconds)
+        done = data["next", "done"]
+        if done.any():
+            for name, key in self.keys.items():
+                mean = data["next", key][done].float().mean()
+                scalars[f"charts/{CHARTS.get(name, name)}"] = mean
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+
+class Output:
+    """The checkpoints and the scalars of ppo.py in one process, as its flags ask for them."""
+
+    def __init__(self, args: Any, env: tw.Env, parts: dict[str, Any]) -> None:
+        self.args = args
+        self.curve = parts["curve"]
+        self.checkpoint = Checkpoint(args, env, args.out, parts)
+        if args.resume:
+            self.checkpoint.load()
+        self.scalars = Scalars(args, env, len(self.curve)) if args.tensorboard else None
+
+    def write(
+        self, data: TensorDict, batch: dict[str, Tensor], stats: dict[str, Any], is_last: bool
+    ) -> None:
+        if self.scalars is not None:
+            self.scalars.write(self.curve[-1], data, batch, stats)
+        if self.args.resume and (is_last or len(self.curve) % self.args.save_every == 0):
+            self.checkpoint.save([self.checkpoint.process_state()])

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 import tyro
 from gymnasium.spaces import Box
-from ppo import estimate_advantages, train_epochs
-from ppo_presets import layer_init
+from ppo import estimate_advantages, layer_init
+from ppo_parts import train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical

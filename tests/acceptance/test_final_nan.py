@@ -70,6 +70,7 @@ def test_example_learns_what_it_learns_from_finite_final_observations(train, tmp
     parameters = []
     for final in (math.nan, 0.5):
         train(final, tmp_path, monkeypatch)
-        parameters.append(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
+        (path,) = tmp_path.glob("*.pt")
+        parameters.append(torch.load(path, weights_only=True))
     found, expected = (each.get("agent", each.get("q_network")) for each in parameters)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -2,7 +2,7 @@
 
 import ablation
 import ppo
-import ppo_presets
+import ppo_parts
 import pytest
 import torch
 from gymnasium import spaces
@@ -28,7 +28,7 @@ def pixels(*shape, high=255, dtype="uint8"):
     ],
 )
 def test_image_shape_is_channels_height_and_width(space, expected):
-    assert ppo_presets.image_shape(space) == expected
+    assert ppo_parts.image_shape(space) == expected
 
 
 def linear(inputs, outputs, std=2**0.5):
@@ -100,7 +100,7 @@ def test_ppo_learns_from_pictures_and_is_deployed(registry, tmp_path, compiled):
     assert ppo.main(args)["final_mean_return"] > 13  # of 16; at random 8
     env = ppo.make_env(args, 36)
     agent = ppo.Agent(env)
-    agent.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"])
+    agent.load_state_dict(torch.load(tmp_path / "agent.pt", weights_only=True)["agent"])
     module = tw.deploy(env, lambda td: td.set("action", agent.actor(td["observation"]).argmax(-1)))
     td = env.reset(options={"state": {"cell": torch.arange(36)}})
     correct = module(td["observation"]) == (torch.arange(36) % 6 > 2)
@@ -137,5 +137,5 @@ def test_ablation_draws_one_plot_and_continues(tmp_path, monkeypatch):
     for variant, key in inputs.items():
         curve = ablation.learning_curve(args, variant, 1)
         assert curve[:, 0].tolist() == [400, 800]
-        checkpoint = torch.load(tmp_path / f"{variant}-1" / "checkpoint.pt", weights_only=True)
+        checkpoint = torch.load(tmp_path / f"{variant}-1" / "agent.pt", weights_only=True)
         assert checkpoint["agent"][key].shape == sizes[variant]

@@ -150,7 +150,7 @@ def learn(id: str, seed: int, num_steps: int, flags: Sequence[str] = ()) -> dict
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*command, "--out", folder], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
-        curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["log"]["curve"]
+        curve = torch.load(Path(folder) / "agent.pt", weights_only=True)["curve"]
     names = ("env_steps", "wall_seconds", "final_mean_return", "eval_mean_return")
     return {**{name: metrics[name] for name in names}, "curve": curve}
 
