@@ -228,14 +228,14 @@ def test_every_env_steps_again_after_an_error_within_a_repeated_action(vectoriza
                 raise RuntimeError("once")
             return action
 
-    below = counting([(1,), (9,)], "both", vectorization_mode)
+    below = counting([(1, 9), (9,)], "both", vectorization_mode)
     with W.RepeatAction(tw.TransformedEnv(below, FailingOnce()), 2) as env:
         env.reset(seed=0)
         with pytest.raises(RuntimeError, match="once"):
             env.step(env.sample_action())
         env.reset(seed=0)
         transition, _ = env.step(env.sample_action())
-        assert transition["next", "reward"].flatten().tolist() == [1, 3]
+        assert transition["next", "reward"].flatten().tolist() == [3, 3]
 
 
 def test_delay_below_repeated_actions_counts_the_steps_of_the_env():

@@ -46,14 +46,12 @@ class _Repeat(Wrapper):
 
         Returns the last successor of each env's episode, with the sum of its rewards. Native envs
         take every repeat, so that env *i*'s random numbers do not depend on the others, but
-        finished envs keep the last state of their episode. Simulators stop if all are finished.
+        finished envs keep the last state of their episode. Gymnasium's envs are left out instead.
         """
         successor = step(action.clone())  # which may write to it
         for _ in range(self.repeats - 1):
             done = successor["terminated"] | successor["truncated"]
             finished = RowMask(done, synchronize=self.host_stepped)
-            if self.host_stepped and finished.numpy().all():
-                break
             last_rows = {}
             if finished.any():
                 last_rows = self._clone_below()
@@ -90,8 +88,9 @@ class RepeatAction(_Repeat):
         num_repeats: steps per action.
 
     Raises:
-        ValueError: for a simulator that steps all envs together, or resets them itself: EnvPool,
-            ALE, vector envs that `torchwrap.make` did not make, but `SyncVectorEnv`.
+        ValueError: for a simulator that cannot leave out envs whose episode is over: EnvPool, ALE's
+            vector env, an `AsyncVectorEnv` that `torchwrap.make` did not make, functions that
+            reset. The message says how they repeat actions.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = RepeatAction(ScriptedEnv(2, episode_lengths=(2, 1)), 2)
