@@ -10,14 +10,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import policy, spaces
-from torchwrap._compile.graph import OUTSIDE, Graph, Options, Rollout, Settings, captures
+from torchwrap._compile.graph import Graph, Options, Program, Settings, captures
 from torchwrap._compile.inputs import Inputs
-from torchwrap._compile.trace import infer, without_generators
+from torchwrap._compile.trace import without_generators
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.collector import Collector, Storage
 from torchwrap.env import Env, Root, Step
-from torchwrap.policy import State, act
+from torchwrap.policy import State, act, modules_of
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -81,7 +81,7 @@ def compile(
         if env.host_stepped:
             must = f"target must not be a collector, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must, remedy="Compile the env instead"))
-        target._compiled = _compiled_collector(target, settings)
+        target._compiled = Rollout(target, settings)
     elif not env.host_stepped:
         env._compiled = CompiledStep(env, settings)
     else:
@@ -108,7 +108,7 @@ class CompiledStep:
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
         self.with_reset = Graph(without_generators(env._step_and_reset), inputs, settings)
-        self.step_only = Graph(without_generators(env._step_only), inputs, settings)
+        self.without_reset = Graph(without_generators(env._step_only), inputs, settings)
         initial = policy.initial(env.signature)
         state = {name: initial[name] for name in env.signature.policy_state}
         action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
@@ -116,10 +116,6 @@ class CompiledStep:
 
     def __call__(self, action: Value, state: State) -> Any:
         return self.with_reset(action, state)
-
-    def without_reset(self, action: Value, state: State) -> Any:
-        """Takes a step that resets no env."""
-        return self.step_only(action, state)
 
 
 class CompiledTransforms:
@@ -143,7 +139,8 @@ class CompiledTransforms:
 
     def successor(self, below: TensorDict) -> TensorDict:
         """Zeros like the successors of this layer."""
-        fake: Any = infer(self.step.function, self.step.inputs, (below,))
+        program, _ = self.step.prepare(below)
+        fake: Any = program.result
 
         def make(_: spaces.Path, leaf: Tensor) -> Tensor:
             return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
@@ -171,25 +168,54 @@ def _host_successor(env: Env) -> TensorDict:
     return TensorDict(values, [num_envs])
 
 
-def _compiled_collector(collector: Collector, settings: Settings) -> Rollout:
-    """Takes the place of `Collector._collect`."""
-    env = collector.env
-    env_step: Step = without_generators(env._step_and_reset)
-    # Eager mode checks discrete actions, and the host can read those on the CPU only.
-    leaves = spaces.leaves(env.single_action_space)
-    discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
+_OUTSIDE = ("outside",)
+"""The key under which a step stores whether an action is out of bounds."""
 
-    def step(root: Root) -> tuple[Storage, Root]:
-        td = act(env, collector.policy, tensordict(root, env.num_envs))
+
+class Rollout:
+    """Takes the place of `Collector._collect`: a scan over its steps."""
+
+    def __init__(self, collector: Collector, settings: Settings) -> None:
+        env = collector.env
+        self.collector = collector
+        self.env_step: Step = without_generators(env._step_and_reset)
+        self.discrete: list[tuple[spaces.Path, Any]] = []
+        # Eager mode checks discrete actions, and the host can read those on the CPU only.
+        if not captures(env.device):
+            leaves = spaces.leaves(env.single_action_space)
+            self.discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
+        self.graph = Graph(self._step, Inputs(self._roots), settings, collector.num_steps)
+        self.graph.prepare(env._root_like(env.device))
+
+    def __call__(self, root: Root) -> Storage:
+        program, tensors = self.graph.prepare(root)
+        storage, _ = self.collector.env._drive("collection", self._run, program, tensors)
+        return storage
+
+    def _run(self, program: Program, tensors: list[Tensor]) -> tuple[Storage, Root]:
+        storage, following = program(tensors)
+        outside = storage.pop(_OUTSIDE, None)
+        if outside is not None and outside.any():
+            env = self.collector.env
+            must = f"the policy must return actions in {env.single_action_space}"
+            raise ValueError(refusal(env._label, must, "an action outside of it"))
+        return storage, following
+
+    def _roots(self) -> list[object]:
+        policy = self.collector.policy
+        return [self.collector.env, policy, *modules_of(policy)]
+
+    def _step(self, root: Root) -> tuple[Storage, Root]:
+        env = self.collector.env
+        policy = self.collector.policy
+        td = act(env, policy, tensordict(root, env.num_envs))
         env._check_step_input(td)
-        transition, following = env._transition(td, env_step)
-        stored = collector._select(transition)
-        if discrete and collector.policy is not None and not captures(env.device):
+        transition, following = env._transition(td, self.env_step)
+        stored = self.collector._select(transition)
+        if self.discrete and policy is not None:
             outside = []
-            for path, leaf in discrete:
+            for path, leaf in self.discrete:
                 action = spaces.entry(transition["action"], path)
                 outside.append(spaces.outside(leaf, action).any())
-            stored[OUTSIDE] = torch.stack(outside).any()
+            stored[_OUTSIDE] = torch.stack(outside).any()
         return stored, following
-
-    return Rollout(collector, step, env._root_like(env.device), settings)

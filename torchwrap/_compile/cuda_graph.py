@@ -14,8 +14,8 @@ class CudaGraph:
     """A function of tensors, always of the same shapes and dtypes, as one launch: a CUDA graph.
 
     A graph reads and writes fixed memory. The first `num_buffers` tensors are used in place, and
-    the function is captured again when a buffer's address changes. The other tensors and the
-    results are copied.
+    the function is captured again when a buffer's address changes. The other tensors are copied.
+    The next call overwrites the results.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class CudaGraph:
         for static, value in zip(self._inputs, inputs, strict=True):
             static.copy_(value)
         self._graph.replay()  # type: ignore[union-attr]
-        return [output.clone() for output in self._outputs]
+        return self._outputs
 
     def _capture(self, buffers: list[Tensor], inputs: list[Tensor]) -> None:
         """Captures the function. The buffers and the generator stay as they were."""

@@ -68,7 +68,7 @@ class Inputs:
         self._scan()
 
     def current(self) -> tuple[Graphs, list[Tensor]]:
-        """The graphs that fit what the modules are now, and the tensors to run them on."""
+        """Graphs for the current modules and layouts, and the tensors to run them on."""
         is_known = _same(self._observe(), self._observed)
         if not is_known or not self._guard(*self.tensors):
             self._scan()
@@ -97,7 +97,7 @@ class Inputs:
         named = dict(container.named_modules())
         modules = list(named.values())[1:]
         if not _same(modules, self.modules):
-            self._known.clear()  # the old modules never come back
+            self._known.clear()  # drops the graphs of replaced modules
         self.modules = modules
         place_of = places_of(container)
         self.places = list(place_of.values())
@@ -153,16 +153,16 @@ class Inputs:
         return found
 
 
-def repeated(leaves: Sequence[Tensor]) -> list[int]:
+def aliased_indices(leaves: Sequence[Tensor]) -> list[int]:
     """The indices of leaves in the memory of an earlier one."""
-    repeated = []
+    aliased = []
     known = set()
     for index, leaf in enumerate(leaves):
         address = leaf.untyped_storage().data_ptr()
         if leaf.numel() and address in known:
-            repeated.append(index)
+            aliased.append(index)
         known.add(address)
-    return repeated
+    return aliased
 
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:

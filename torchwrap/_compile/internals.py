@@ -57,8 +57,8 @@ def is_lazy(tensor: Tensor) -> bool:
     return is_zero or tensor.is_neg() or tensor.is_conj()
 
 
-def resolved(tensor: Tensor) -> Tensor:
-    """A tensor as graphs expect it: its values in contiguous memory."""
+def contiguous_copy(tensor: Tensor) -> Tensor:
+    """The values in contiguous memory, as graphs expect them; the tensor itself if they are."""
     if is_lazy(tensor):
         tensor = tensor.clone()
     return tensor.contiguous()

@@ -14,9 +14,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap import policy, spaces
-from torchwrap._compile.inputs import Function, Inputs, repeated
-from torchwrap._compile.internals import resolved
-from torchwrap._compile.trace import trace, without_generators
+from torchwrap._compile.inputs import Function, Inputs, aliased_indices
+from torchwrap._compile.trace import Trace, fake_inputs, trace, without_generators
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested, RowMask, tensordict
@@ -25,24 +24,14 @@ from torchwrap.spaces import Value
 
 
 class PureFunction:
-    """A traced function without side effects: it returns what the function writes to buffers.
+    """A traced function without side effects: it returns what the function writes to buffers."""
 
-    Args:
-        function: of Tensors, TensorDicts, and tuples and dicts of them.
-        inputs: the buffers.
-        values: arguments like those of later calls.
-    """
-
-    def __init__(self, function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> None:
-        traced = trace(function, inputs, values)
-        # Copies, because a tensor that is given twice would be one input of the graph.
-        leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
+    def __init__(self, traced: Trace) -> None:
         without_writes = functionalize(traced.graph, remove="mutations")
         trace_pure = make_fx(without_writes, _DECOMPOSITIONS, "fake")
-        self.graph = trace_pure(*inputs.tensors, *leaves)
+        self.graph = trace_pure(*fake_inputs(traced.graph))
         self.written = _return_writes(self.graph)
         self.constants = _lift_constants(self.graph)
-        self.result = traced.result
         self.build = rows.builder(traced.result)
 
     def __call__(self, tensors: Sequence[Tensor], *values: Nested) -> Any:
@@ -99,7 +88,7 @@ class PureEnv:
         self.env = env
         self.signature = env.signature
         inputs = Inputs(lambda: [env])
-        if repeated(list(env.buffers())):
+        if aliased_indices(list(env.buffers())):
             remedy = "Clone the buffer that is a view"
             raise ValueError(refusal("pure", "buffers of env must not share memory", remedy=remedy))
         # Detached, because no gradient flows through a step.
@@ -197,7 +186,7 @@ class PureEnv:
 
     def _function(self, function: Function, inputs: Inputs, *values: Nested) -> PureFunction:
         """A function of the env's tensors, which may only write to those of a state."""
-        pure_function = PureFunction(without_generators(function), inputs, values)
+        pure_function = PureFunction(trace(without_generators(function), inputs, values))
         for index in pure_function.written:
             if index not in self._names:
                 name = inputs.names[inputs.indices.index(index)]

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchwrap._compile.internals import scan_operator
+from torchwrap._compile.internals import flat_scan_operator, scan_operator
+from torchwrap._compile.pure import PureFunction
+from torchwrap._compile.trace import fake_inputs
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 
@@ -160,8 +164,8 @@ def _stacked(values: list[Any]) -> Any:
     return {key: _stacked([value[key] for value in values]) for key in first}
 
 
-# The operator takes no TensorDict, and nothing else can leave its body. So a TensorDict and a dict
-# become a dict with one key: the number of batch dimensions, or -1.
+# The operator takes no TensorDict. Python values cannot be returned from it, so a TensorDict and a
+# dict become a dict whose only key encodes the type: the number of batch dimensions, or -1.
 
 
 def _encoded(value: Any) -> Any:
@@ -191,3 +195,43 @@ def _decoded(value: Any, num_new_dims: int = 1) -> Any:
 def _copies(value: Any) -> list[Tensor]:
     """Contiguous, because strides belong to the layout of the operator's carry."""
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in rows.leaves(value)]
+
+
+def scanned(
+    step: PureFunction, num_buffers: int, num_steps: int
+) -> tuple[GraphModule, list[Tensor]]:
+    """A graph of the scan over a step from a carry to an output and the next carry.
+
+    The graph takes buffers, a carry and constants, as the step does, and writes to the buffers. It
+    returns the stacked outputs and the last carry.
+
+    Returns:
+        The graph, and the constants.
+    """
+    fakes = fake_inputs(step.graph)
+    end = len(fakes) - len(step.constants)
+    num_written = len(step.written)
+    num_leaves = end - num_buffers
+    # The written buffers change from step to step, too.
+    carried = [*step.written, *range(num_buffers, end)]
+    num_carried = len(carried)
+    others = [index for index in range(len(fakes)) if index not in carried]
+
+    def body(*given: Tensor) -> list[Tensor]:
+        unchanged = given[num_carried + 1 :]  # after the slice of `steps`
+        arguments = dict(zip(carried, given, strict=False))
+        arguments.update(zip(others, unchanged, strict=True))
+        results = step.graph(*[arguments[index] for index in sorted(arguments)])
+        copies = _copies(tuple(results))  # what the operator returns must not share memory
+        outputs = copies[num_written:-num_leaves]
+        return [*copies[:num_written], *copies[-num_leaves:], *outputs]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        first = _copies(tuple([tensors[index] for index in carried]))
+        unchanged = [tensors[index] for index in others]
+        results = flat_scan_operator(body, first, [torch.zeros(num_steps, 1)], unchanged)
+        for index, value in zip(step.written, results, strict=False):
+            tensors[index].copy_(value)
+        return [*results[num_carried:], *results[num_written:num_carried]]
+
+    return make_fx(run, tracing_mode="fake")(*fakes), step.constants

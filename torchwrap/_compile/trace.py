@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.internals import resolved
+from torchwrap._compile.internals import contiguous_copy
 from torchwrap._core import rows
 from torchwrap._core.buffers import distrust
 from torchwrap._core.errors import refusal
@@ -81,30 +80,18 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
     Raises:
         ValueError: for code that cannot be traced. It names the env, the transform or the policy.
     """
-    with _naming_refusals():
+    try:
         first = _record(function, inputs, values)
         with preserve_node_meta():  # with the line of each operator
             second = _record(function, inputs, values)
         _check_equal(first.graph, second.graph)
-    return first
-
-
-def infer(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Nested:
-    """The result of a function that `trace` takes, of fake tensors."""
-    with _naming_refusals():
-        return _record(function, inputs, values).result
-
-
-@contextlib.contextmanager
-def _naming_refusals() -> Iterator[None]:
-    try:
-        yield
     except Exception as error:
         reason = _reason(error)
         if reason is None:
             raise
         must = f"cannot trace {_culprit(error)}, which {reason.fault}"
         raise ValueError(refusal("compile", must, remedy=reason.remedy)) from error
+    return first
 
 
 @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
@@ -113,7 +100,7 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
     _, tensors = inputs.current()
     distrust(inputs.modules)
     # Copies, because a tensor that is given twice would be one input of the graph.
-    leaves = [resolved(leaf).clone() for leaf in rows.leaves(values)]
+    leaves = [contiguous_copy(leaf).clone() for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []
@@ -130,6 +117,11 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
 
     graph = make_fx(flat, tracing_mode="fake")(*tensors, *leaves)
     return Trace(graph, results[0])
+
+
+def fake_inputs(graph: GraphModule) -> list[Tensor]:
+    """The fake tensors that a graph was traced with."""
+    return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
 
 
 class _Operators(OperatorMode):

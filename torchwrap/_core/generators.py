@@ -94,7 +94,7 @@ def note(words: tuple[Any, ...], *numbers: int) -> None:
 
 
 def note_held(held: Any, word: Any) -> None:
-    """Lets `note` take a word that is held for some steps for the one that it equals in others."""
+    """Marks a held word as the same draw coordinate as its source."""
     if keys_of_thread and not torch.compiler.is_compiling():
         held.held_from = word
 
