@@ -221,7 +221,7 @@ def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         nonlocal structure
         tensors, structure = tree_flatten(arguments)
-        return tree_unflatten([leaf.clone() for leaf in graph(tensors)], results)
+        return tree_unflatten(graph(tensors), results)
 
     return call
 

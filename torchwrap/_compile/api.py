@@ -13,6 +13,7 @@ from torchwrap import policy, spaces
 from torchwrap._compile.graph import Graph, Options, Program, Settings, captures
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import without_generators
+from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.collector import Collector, Storage
@@ -218,4 +219,7 @@ class Rollout:
                 action = spaces.entry(transition["action"], path)
                 outside.append(spaces.outside(leaf, action).any())
             stored[_OUTSIDE] = torch.stack(outside).any()
-        return stored, following
+        result = stored, following
+        # Copies, because a policy may return its buffers, and a later step writes to them.
+        build = rows.builder(result)
+        return build(map(torch.clone, rows.leaves(result)))  # type: ignore[no-any-return]

@@ -14,8 +14,8 @@ class CudaGraph:
     """A function of tensors, always of the same shapes and dtypes, as one launch: a CUDA graph.
 
     A graph reads and writes fixed memory. The first `num_buffers` tensors are used in place, and
-    the function is captured again when a buffer's address changes. The other tensors are copied.
-    The next call overwrites the results.
+    the function is captured again when a buffer's address changes. The other tensors and the
+    results are copied.
     """
 
     def __init__(
@@ -27,7 +27,11 @@ class CudaGraph:
         self.num_buffers = num_buffers
         self._addresses: list[int] | None = None
 
-    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [output.clone() for output in self.replay(tensors)]
+
+    def replay(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Results that the next call overwrites."""
         buffers = tensors[: self.num_buffers]
         inputs = tensors[self.num_buffers :]
         addresses = [buffer.data_ptr() for buffer in buffers]

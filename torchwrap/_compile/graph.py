@@ -123,7 +123,7 @@ class Program:
     """A compiled graph. It takes all tensors of `Inputs` and all leaves of the arguments.
 
     Args:
-        run: returns the leaves of the result.
+        run: returns the leaves of the result, in separate memory.
         result: like the results.
     """
 
@@ -131,17 +131,9 @@ class Program:
         self.run = run
         self.result = result
         self.build = rows.builder(result)
-        self._aliased: Sequence[int] | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        """The result, in separate memory."""
-        leaves = list(self.run(tensors))
-        if self._aliased is None:
-            # Inductor may return one tensor for two results; clone the second, here and later.
-            is_static = isinstance(self.run, CudaGraph)
-            self._aliased = range(len(leaves)) if is_static else aliased_indices(leaves)
-        for index in self._aliased:
-            leaves[index] = leaves[index].clone()
+        leaves = self.run(tensors)
         return self.build(iter(leaves))
 
 
@@ -154,7 +146,7 @@ class Loop:
         self.num_steps = num_steps
         self.run: Run = self._run
         if is_captured:
-            self.run = CudaGraph(self._run, num_buffers)
+            self.run = CudaGraph(self._run, num_buffers).replay
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         num_carried = len(tensors) - self.num_buffers
@@ -196,7 +188,7 @@ def _lower(
             graph.graph.erase_node(node)
     graph.recompile()
     backend = settings.backend
-    run: Run = graph
+    run: Callable[..., Sequence[Tensor]] = graph
     options: dict[str, Any] = dict(settings.options)
     if backend == "inductor":
         on_cuda = any(tensor.is_cuda for tensor in tensors)
@@ -209,4 +201,16 @@ def _lower(
         run = torch.compile(
             graph, fullgraph=True, dynamic=False, backend=backend, options=options or None
         )
-    return lambda given: run(*map([*given, *constants].__getitem__, used))
+    aliased: list[int] | None = None
+
+    def run_separately(given: list[Tensor]) -> list[Tensor]:
+        nonlocal aliased
+        leaves = list(run(*map([*given, *constants].__getitem__, used)))
+        if aliased is None:
+            # Inductor may return one tensor for two results; clone the second, here and later.
+            aliased = aliased_indices(leaves)
+        for index in aliased:
+            leaves[index] = leaves[index].clone()
+        return leaves
+
+    return run_separately
