@@ -62,6 +62,14 @@ class CountsCalls(nn.Module):
         return (self.calls / 100).expand(NUM_ENVS, 6) * 1
 
 
+class ReturnsCalls(CountsCalls):
+    """Returns its buffer, to which the next call writes."""
+
+    def forward(self, td):
+        td["action"] = super().forward(td)
+        return td.set("calls", self.calls.expand(NUM_ENVS))
+
+
 def test_buffers_of_a_policy_are_written_by_calls_and_not_by_compile():
     policy = CountsCalls()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
@@ -121,7 +129,7 @@ def test_rollout_matches_eager(num_steps, has_scan, monkeypatch):
     if not has_scan:  # as in a version of PyTorch without the operator
         monkeypatch.setattr(graph, "flat_scan_operator", None)
     make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
-    collect, eager = (tw.Collector(make(), None, num_steps) for _ in range(2))
+    collect, eager = (tw.Collector(make(), ReturnsCalls(), num_steps) for _ in range(2))
     tw.compile(collect, backend="eager")
     for each in (collect, eager):
         each.env.reset(seed=0)

@@ -65,13 +65,13 @@ class Inputs:
         self.find_roots = find_roots
         self.modules: list[nn.Module] = []
         self._known: dict[Key, tuple[list[object], Graphs]] = {}
-        self._scan()
+        self._find()
 
     def current(self) -> tuple[Graphs, list[Tensor]]:
         """Graphs for the current modules and layouts, and the tensors to run them on."""
         is_known = _same(self._observe(), self._observed)
         if not is_known or not self._guard(*self.tensors):
-            self._scan()
+            self._find()
         return self.graphs, self.tensors
 
     def call(
@@ -90,7 +90,7 @@ class Inputs:
         held = zip(self.names, given, left, strict=True)
         return result, [name for name, before, after in held if after is not before]
 
-    def _scan(self) -> None:
+    def _find(self) -> None:
         """Finds the modules and tensors again."""
         roots = self.find_roots()
         container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
