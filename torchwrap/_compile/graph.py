@@ -150,7 +150,7 @@ class Loop:
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         num_carried = len(tensors) - self.num_buffers
-        results = self.run(tensors)
+        results = list(self.run(tensors))
         outputs = results[:-num_carried]
         width = len(outputs) // self.num_steps
         stacked = [torch.stack(outputs[index::width]) for index in range(width)]
