@@ -224,11 +224,17 @@ def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
             raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
 
 
-def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
+def metric_keys(env: Env) -> list[str]:
+    """The keys that all recorders of the env write."""
+    return [key for recorder in RecordEpisodeStatistics.of(env) for key in recorder.keys.values()]
+
+
+def logs(env: Env, metric_keys: list[str], successor: TensorDict) -> dict[str, Tensor]:
     """Numbers of a step for a trainer's logs, float32 `(n,)`.
 
-    They are the entries of info with one number per env, nested ones as "a/b", and the numbers that
-    a simulator of `from_functions` has put into "episode" or "log" of its info.
+    They are the entries of info with one number per env, nested ones as "a/b", the numbers that a
+    simulator of `from_functions` has put into "episode" or "log" of its info, and the metrics of
+    episodes that ended. If none has, they are absent: a trainer's mean of nothing would be NaN.
     """
     numbers = {}
     if "info" in successor.keys():
@@ -242,23 +248,11 @@ def logs(env: Env, successor: TensorDict) -> dict[str, Tensor]:
             if isinstance(value, Tensor | Number):
                 number = torch.as_tensor(value, dtype=torch.float32)
                 numbers[name] = number.flatten().clone()
+    if metric_keys and successor["done"].any():  # which waits for the device
+        done = successor["done"].squeeze(-1)
+        for key in metric_keys:
+            numbers[key] = successor[key][done, 0].float()
     return numbers
-
-
-def metric_keys(env: Env) -> list[str]:
-    """The keys that all recorders of the env write."""
-    return [key for recorder in RecordEpisodeStatistics.of(env) for key in recorder.keys.values()]
-
-
-def metrics(keys: list[str], successor: TensorDict) -> dict[str, Tensor]:
-    """Those of the episodes that ended, float32 `(n,)`.
-
-    There are none if no episode has ended: a trainer's mean over no episodes would be NaN.
-    """
-    if not keys or not successor["done"].any():  # which waits for the device
-        return {}
-    done = successor["done"].squeeze(-1)
-    return {key: successor[key][done, 0].float() for key in keys}
 
 
 def signature(

@@ -139,8 +139,7 @@ class RlGamesVecEnv(IVecEnv):
             "time_outs": time_outs.squeeze(-1),
             "final_observation": self._observations(successor),
         }
-        numbers = _checks.logs(self.env, successor)
-        numbers |= _checks.metrics(self._metric_keys, successor)
+        numbers = _checks.logs(self.env, self._metric_keys, successor)
         if numbers:
             # rl_games needs each name in every step; empty tensors do not change its means.
             infos["episode"] = {**self._absent, **numbers}

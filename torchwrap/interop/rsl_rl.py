@@ -121,8 +121,7 @@ class RslRlVecEnv(VecEnv):
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
         """Starts new episodes in every env. The runner does not call it."""
-        td = self.env.reset()
-        return _groups(td), {}
+        return _groups(self.env.reset()), {}
 
     def get_observations(self) -> TensorDict:
         """The observations of the last step, reset or `env.restore`."""
@@ -140,7 +139,7 @@ class RslRlVecEnv(VecEnv):
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]
             extras["time_outs"] = time_outs.squeeze(-1)
-        log = _checks.logs(self.env, successor) | _checks.metrics(self._metric_keys, successor)
+        log = _checks.logs(self.env, self._metric_keys, successor)
         if log:
             extras["log"] = log
         dones = successor["done"].squeeze(-1).long()
@@ -175,8 +174,8 @@ class _WithEnv:
     rnd: Any = None
 
     @classmethod
-    def construct_algorithm(cls, obs: TensorDict, env: VecEnv, cfg: Any, device: str) -> Any:
-        algorithm = super().construct_algorithm(obs, env, cfg, device)  # type: ignore[misc]
+    def construct_algorithm(cls, obs: TensorDict, env: VecEnv, *args: Any) -> Any:
+        algorithm = super().construct_algorithm(obs, env, *args)  # type: ignore[misc]
         if isinstance(env, RslRlVecEnv):
             algorithm.env = env.env
             algorithm.params = _checks.Params(env.env)
@@ -283,8 +282,7 @@ class RslRlPolicy(nn.Module):
         super().__init__()
         if not isinstance(model, MLPModel):
             must = "model must be a model of rsl_rl"
-            remedy = "Pass runner.get_inference_policy()"
-            raise TypeError(refusal("RslRlPolicy", must, type(model).__name__, remedy))
+            raise TypeError(refusal("RslRlPolicy", must, type(model).__name__))
         self.model = model
         self.shapes: dict[str, tuple[int, int]] = {}
         if isinstance(model, RNNModel):

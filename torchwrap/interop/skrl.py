@@ -226,7 +226,7 @@ class SkrlEnv(Wrapper):
         infos = _Infos(successor.get("info", {}).items())
         infos.env = self
         infos |= zip(names, final, strict=False)
-        numbers = _checks.logs(self._env, successor) | _checks.metrics(self._metric_keys, successor)
+        numbers = _checks.logs(self._env, self._metric_keys, successor)
         if numbers:
             infos["episode"] = {name: value.mean() for name, value in numbers.items()}
         if self.num_envs == 1:
