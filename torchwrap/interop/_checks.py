@@ -229,7 +229,11 @@ def metric_keys(env: Env) -> list[str]:
     return [key for recorder in RecordEpisodeStatistics.of(env) for key in recorder.keys.values()]
 
 
-def logs(env: Env, metric_keys: list[str], successor: TensorDict) -> dict[str, Tensor]:
+def logs(
+    env: Env,
+    metric_keys: list[str],
+    successor: TensorDict,
+) -> dict[str, Tensor]:
     """Numbers of a step for a trainer's logs, float32 `(n,)`.
 
     They are the entries of info with one number per env, nested ones as "a/b", the numbers that a
