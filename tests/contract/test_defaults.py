@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 from catalogue import DICT, NUM_ENVS, REPRESENTATIVE, TRANSFORMS, UNCAPTURED, WRAPPERS, seven
-from gymnasium import spaces
 from helpers import assert_same, buffers, mostly_full, play
 from tensordict import TensorDict
 from torch import nn
@@ -15,7 +14,6 @@ from torchwrap import random
 from torchwrap import transforms as T
 from torchwrap.registration import NATIVE
 from torchwrap.testing import ScriptedEnv
-from torchwrap.wrappers import RepeatAction
 
 
 # A tensor on the device "meta" has no values, so computing with it and the CPU fails.
@@ -151,27 +149,6 @@ def test_collector_and_evaluate_under_another_default_return_the_same(under_defa
         assert_same(found, expected)
 
 
-@pytest.mark.long
-@pytest.mark.full
-def test_compiled_env_under_another_default_plays_the_same(under_default):
-    def run():
-        time = T.TimeAwareObservation(True, True)
-        env = tw.TransformedEnv(
-            ScriptedEnv(NUM_ENVS),
-            T.TimeLimit(4),
-            time,
-            seven(),
-        )
-        tw.compile(env, backend="aot_eager")
-        return play(
-            env,
-            5,
-            env.reset(seed=0),
-        )[0]
-
-    assert_same(under_default(run), run())
-
-
 class Row(T.Transform):
     """A user's transform, whose initial row depends on the default device."""
 
@@ -188,17 +165,9 @@ def test_env_buffer_row_under_another_default_is_on_the_device_of_the_env(under_
 LIKE = torch.zeros(1, dtype=torch.float64, device="meta")
 CONVERSIONS = {
     "double": lambda module: module.double(),
-    "bfloat16": lambda module: module.bfloat16(),
-    "to float64": lambda module: module.to(torch.float64),
     "to a device and float16": lambda module: module.to("meta", torch.float16),
     "like a float64 tensor": lambda module: module.to(LIKE),
-    "type": lambda module: module.type(torch.float64),
 }
-
-
-def integers():
-    two = spaces.Discrete(2)
-    return ScriptedEnv(2, observation_space=two, action_space=two)
 
 
 def stack():
@@ -209,8 +178,6 @@ def stack():
 
 
 MODULES = {
-    "integers": integers,
-    "CartPole": cartpole,
     "Gymnasium's CartPole": gymnasium_cartpole,
     "a stack": stack,
     "Compose": lambda: stack().transforms,
@@ -273,9 +240,6 @@ def transformed():
 MAKERS = {
     "FunctionalEnv": cartpole,
     "GymnasiumEnv": gymnasium_cartpole,
-    "ScriptedEnv": lambda: ScriptedEnv(3),
-    "Wrapper": lambda: tw.Wrapper(ScriptedEnv(3)),
-    "RepeatAction": lambda: RepeatAction(cartpole(), 2),
     "TransformedEnv": transformed,
     "nested TransformedEnv": lambda: tw.TransformedEnv(transformed(), T.TimeLimit(5)),
 }

@@ -86,7 +86,6 @@ CALLS = {
     "reset": (reset_all, "reset", r"reset\(\)"),
     "partial reset": (reset_some, "reset", r"reset\(\)"),
 }
-each_call = pytest.mark.parametrize("call, hook, name", CALLS.values(), ids=CALLS)
 
 
 def interrupt(env, call, hook, td):
@@ -95,7 +94,7 @@ def interrupt(env, call, hook, td):
         call(env, td)
 
 
-@each_call
+@pytest.mark.parametrize("call, hook, name", CALLS.values(), ids=CALLS)
 def test_restore_after_an_interrupted_call_continues_as_before(call, hook, name):
     env = make()
     td = after(env, 4)
@@ -107,31 +106,6 @@ def test_restore_after_an_interrupted_call_continues_as_before(call, hook, name)
     assert_same(
         play(env, 20, env.restore(saved))[0],
         expected,
-    )
-
-
-@each_call
-def test_reset_after_an_interrupted_call_starts_over(call, hook, name):
-    env = make()
-    twin = make()
-    after(env, 1)
-    after(twin, 1)
-    td = after(env.eval(), 4)
-    interrupt(env, call, hook, td)
-    assert_unfinished(env, td, name)
-    twin.eval()
-    found = play(
-        env,
-        20,
-        env.reset(seed=3),
-    )[0].exclude("buffers")  # episodes were recorded
-    assert_same(
-        found,
-        play(
-            twin,
-            20,
-            twin.reset(seed=3),
-        )[0].exclude("buffers"),
     )
 
 
@@ -185,7 +159,7 @@ def test_interrupted_restore_is_an_interrupt():
     assert_same(env.snapshot(), saved)
 
 
-@pytest.mark.parametrize("number", range(0, 90, 3))
+@pytest.mark.parametrize("number", range(0, 90, 15))
 def test_statistics_interrupted_at_an_operator_have_no_negative_variance(number):
     env = tw.TransformedEnv(
         ScriptedEnv(2, (1,)),

@@ -230,27 +230,3 @@ def test_integer_of_another_library_becomes_an_int(value):
     limit = T.TimeLimit(value).max_episode_steps
     assert type(limit) is int
     assert limit == value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [0, 1, 0.5, np.float32(0.5), np.array(0.5)],
-)
-def test_number_of_another_library_becomes_a_number(value):
-    gamma = T.NormalizeReward(value).gamma
-    assert type(gamma) in (int, float)
-    assert gamma == value
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: T.NormalizeReward(0.5, 1e-30), id="small epsilon"),
-        pytest.param(lambda: T.FrameStackObservation(np.int64(2)), id="stack size of NumPy"),
-        pytest.param(lambda: T.RecordEpisodeStatistics(np.int64(2)), id="buffer length of NumPy"),
-        pytest.param(lambda: T.StickyAction(0, (2, 2)), id="one duration"),
-        pytest.param(lambda: T.ClipObservation(-INF, 2**70), id="bounds beyond float32"),
-    ],
-)
-def test_argument_at_the_end_of_its_range_is_accepted(make):
-    make()

@@ -62,7 +62,7 @@ class Oscillator(FuncEnv):
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE}
 MAKERS["vmapped"] = functools.partial(tw.FunctionalEnv, Oscillator())
-STEPS = 200
+STEPS = 100
 KEYS = ("observation", "reward", "terminated", "truncated")
 each_env = pytest.mark.parametrize("name", MAKERS)
 
@@ -109,14 +109,8 @@ def reference(name):
     return played
 
 
-SIZES = [
-    (4, STEPS),
-    (64, STEPS),
-    (8_193, 10),
-    (100_000, 2),
-]
-LONG = [(8_193, STEPS), (100_000, 130)]  # more than two episodes
-SIZES += [pytest.param(*size, marks=pytest.mark.full) for size in LONG]
+SIZES = [(64, STEPS), (8_193, 10)]
+SIZES += [pytest.param(100_000, STEPS, marks=pytest.mark.full)]
 
 
 @each_env
@@ -128,38 +122,14 @@ def test_env_0_has_the_same_bits_for_every_number_of_envs(name, num_envs, num_st
     )
 
 
+ROWS = (0, 1, 6, 7, 8, 70, 131, 132)
+
+
 @each_env
-@pytest.mark.parametrize(
-    "first, size",
-    [
-        (0, 2),
-        (6, 3),
-        (70, 63),
-        (132, 1),
-    ],
-)
+@pytest.mark.parametrize("first, size", [(6, 3), (70, 63)])
 def test_shard_has_the_same_bits_as_its_rows_of_the_whole(name, first, size):
-    rows = [
-        row
-        for row in (
-            0,
-            1,
-            6,
-            7,
-            8,
-            70,
-            131,
-            132,
-        )
-        if first <= row < first + size
-    ]
-    found = play(
-        name,
-        size,
-        70,
-        [row - first for row in rows],
-        first,
-    )
+    rows = [row for row in ROWS if first <= row < first + size]
+    found = play(name, size, 70, [row - first for row in rows], first)
     assert torch.equal(found, play(name, 133, 70, rows))
 
 
@@ -170,8 +140,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_two_threads_compute_the_same_bits_as_one(name, threads):
+def test_two_threads_compute_the_same_bits_as_one(threads):
+    name = "Pendulum-v1"
     rows = [0, 1, 19_999, 20_000, 20_001, 40_000]
     threads(1)
     expected = play(name, 40_001, 1, rows)
@@ -188,14 +158,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize(
-    "first, size",
-    [
-        (0, 1),
-        (17, 3),
-        (990, 10),
-    ],
-)
+@pytest.mark.parametrize("first, size", [(0, 1), (990, 10)])
 def test_random_words_are_the_same_for_one_key_and_for_many(draw, first, size):
     whole = random.Stream(1_000, seed=5)
     shard = random.Stream(size, first, seed=5)

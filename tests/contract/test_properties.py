@@ -141,30 +141,6 @@ def test_env_in_a_batch_equals_the_env_alone(name, seed, operations, readable):
     same(together, [torch.cat(ones) for ones in zip(*alone, strict=True)])
 
 
-@pytest.mark.full
-@MANY
-@given(seed=SEEDS, box=boxes(), key=st.sampled_from(["kept", 1]))
-def test_structural_transforms_of_every_dtype_keep_every_bit(seed, box, key):
-    transforms = [
-        T.FilterObservation([key]),
-        T.DelayObservation(0),
-        T.FrameStackObservation(1),
-        T.FlattenObservation(),
-        T.ClipObservation(-np.inf, np.inf),
-        T.TransformObservation(torch.clone),
-        T.ReshapeObservation(box.shape),
-    ]
-    below = Dict(kept=box, other=Discrete(3)) if key == "kept" else Tuple([Discrete(3), box])
-    plain = Tape(seed, below)
-    env = tw.TransformedEnv(Tape(seed, below), *transforms)
-    for tape in (env.unwrapped.tape, plain.tape):
-        # Samples of int64 are rounded to doubles.
-        tape["observation", str(key)][::2] = torch.as_tensor(box.low)
-    assert env.single_observation_space == box
-    raw = [output["observation", str(key)] for output in play_operations(plain, [None] * 5)]
-    same([output["observation"] for output in play_operations(env, [None] * 5)], raw)
-
-
 OTHERS = {
     *("RescaleObservation", "RescaleAction", "AffineAction"),  # leave the bounds
     *("TransformObservation", "TransformAction", "AddNoise", "on CartPole"),  # for one space

@@ -54,155 +54,77 @@ def stack(padding, **arguments):
     return T.FrameStackObservation(2, padding_type=padding, **arguments)
 
 
-# A transform, the error, spaces that do not fit, and a space that fits: of actions if the transform
-# changes actions, else of observations.
+# A transform, the error, and spaces that do not fit: of actions if the transform changes actions,
+# else of observations.
 TRANSFORMS = {
-    "clip": (T.ClipObservation(0, 1), TypeError, f"{NO_BOX} bools", "unbounded"),
-    "clip above bytes": (T.ClipObservation(300, 400), ValueError, "bytes", "integers"),
-    "clip between integers": (
-        T.ClipObservation(1.2, 1.8),
-        ValueError,
-        "integers",
-        "unbounded",
-    ),
-    "clip above floats": (
-        T.ClipObservation(1e39, 1e40),
-        ValueError,
-        "unbounded halves",
-        "doubles",
-    ),
-    "normalize": (T.NormalizeObservation(), TypeError, f"{NO_BOX} bools", "bytes"),
-    "noise": (T.AddNoise(1), TypeError, NO_FLOATS, "finite"),
-    "noise of two": (T.AddNoise([1, 2]), ValueError, "finite", None),
-    "reshape": (T.ReshapeObservation((3, 1)), TypeError, NO_BOX, "finite"),
-    "reshape to 16": (T.ReshapeObservation([16]), ValueError, "colors", "gray"),
-    "rescale": (T.RescaleObservation(0, 1), TypeError, NO_FLOATS, "finite"),
-    "rescale finite": (
-        T.RescaleObservation(0, 1),
-        ValueError,
-        "unbounded bounded-below constant",
-        "scalar",
-    ),
-    "rescale infinite": (
-        T.RescaleObservation(0, INF),
-        ValueError,
-        "unbounded finite",
-        "bounded-below",
-    ),
-    "rescale of two": (T.RescaleObservation([0, 0], 1), ValueError, "finite", None),
-    "rescale beyond float32": (
-        T.RescaleObservation(-1e300, 1e300),
-        ValueError,
-        "finite wide",
-        "doubles",
-    ),
-    "rescale below float32": (
-        T.RescaleObservation(1, 1 + 1e-9),
-        ValueError,
-        "finite",
-        "doubles",
-    ),
-    "rescale tiny": (T.RescaleObservation(-1, 1), ValueError, "tiny", "wide"),
-    "rescale action": (T.RescaleAction(0, 1), TypeError, NO_FLOATS, "finite"),
+    "clip": (T.ClipObservation(0, 1), TypeError, f"{NO_BOX} bools"),
+    "clip above bytes": (T.ClipObservation(300, 400), ValueError, "bytes"),
+    "clip between integers": (T.ClipObservation(1.2, 1.8), ValueError, "integers"),
+    "clip above floats": (T.ClipObservation(1e39, 1e40), ValueError, "unbounded halves"),
+    "normalize": (T.NormalizeObservation(), TypeError, f"{NO_BOX} bools"),
+    "noise": (T.AddNoise(1), TypeError, NO_FLOATS),
+    "noise of two": (T.AddNoise([1, 2]), ValueError, "finite"),
+    "reshape": (T.ReshapeObservation((3, 1)), TypeError, NO_BOX),
+    "reshape to 16": (T.ReshapeObservation([16]), ValueError, "colors"),
+    "rescale": (T.RescaleObservation(0, 1), TypeError, NO_FLOATS),
+    "rescale finite": (T.RescaleObservation(0, 1), ValueError, "unbounded bounded-below constant"),
+    "rescale infinite": (T.RescaleObservation(0, INF), ValueError, "unbounded finite"),
+    "rescale of two": (T.RescaleObservation([0, 0], 1), ValueError, "finite"),
+    "rescale beyond float32": (T.RescaleObservation(-1e300, 1e300), ValueError, "finite wide"),
+    "rescale below float32": (T.RescaleObservation(1, 1 + 1e-09), ValueError, "finite"),
+    "rescale tiny": (T.RescaleObservation(-1, 1), ValueError, "tiny"),
+    "rescale action": (T.RescaleAction(0, 1), TypeError, NO_FLOATS),
     "rescale finite action": (
         T.RescaleAction(0, 1),
         ValueError,
         "unbounded bounded-below constant",
-        "scalar",
     ),
-    "clip action": (T.ClipAction(), TypeError, NO_FLOATS, "bounded-below"),
-    "bins": (T.DiscretizeObservation(3), TypeError, f"{NO_BOX} bools", "finite"),
-    "finite bins": (
-        T.DiscretizeObservation(3),
-        ValueError,
-        "unbounded bounded-below wide",
-        "scalar",
-    ),
-    "one bin": (T.DiscretizeObservation([3]), ValueError, "finite", "scalar"),
-    "many bins": (T.DiscretizeObservation(1291), ValueError, "finite", "scalar"),
-    "bins of actions": (T.DiscretizeAction(3), TypeError, NO_BOX, "integers"),
-    "many bins of actions": (T.DiscretizeAction(1291), ValueError, "finite", "scalar"),
-    "grayscale": (T.GrayscaleObservation(), TypeError, NO_IMAGE, "colors"),
-    "grayscale of gray": (T.GrayscaleObservation(), ValueError, NO_COLOR, "colors"),
-    "white noise": (T.AddWhiteNoise(0.5), TypeError, NO_IMAGE, "gray"),
-    "gray noise": (T.AddWhiteNoise(0.5, True), ValueError, NO_COLOR, "colors"),
-    "obstruct": (T.ObstructView(0.5, 2), TypeError, NO_IMAGE, "gray"),
-    "obstruct by gray": (T.ObstructView(0.5, 2, True), ValueError, NO_COLOR, "colors"),
-    "resize": (T.ResizeObservation((2, 2)), TypeError, NO_IMAGE, "gray"),
-    "resize larger": (T.ResizeObservation((5, 4)), ValueError, "colors", "larger"),
-    "float32": (T.DtypeObservation("float32"), TypeError, "grid dict", "bits"),
-    "uint8": (T.DtypeObservation("uint8"), TypeError, "integers unbounded", "colors"),
-    "int32": (T.DtypeObservation("int32"), TypeError, "bounded-below", "finite"),
-    "bool": (T.DtypeObservation(bool), TypeError, "finite discrete", "bits"),
-    "filter": (T.FilterObservation(["kind"]), TypeError, "finite discrete", "dict"),
-    "filter by key": (T.FilterObservation(["kind"]), ValueError, "tuple", "dict"),
-    "filter by index": (T.FilterObservation([0]), ValueError, "dict", "tuple"),
-    "stack of None": (stack(None), ValueError, f"finite {NO_BOX}", None),
-    "stack of 3": (stack(3), ValueError, "finite discrete dict", "scalar"),
-    "stack outside": (
-        stack(np.float32([50, 0, 0])),
-        ValueError,
-        "finite",
-        "unbounded",
-    ),
-    "stack of a part": (stack({"kind": 1}), ValueError, "dict discrete", None),
-    "stack along axis 1": (stack("zero", axis=1), ValueError, "finite", "gray"),
-    "stack of counts": (stack("zero", axis=0), TypeError, "discrete", "finite"),
-    "time without limit": (T.TimeAwareObservation(), ValueError, "no-limit", "finite"),
-    "time under a key": (
-        T.TimeAwareObservation(dict_time_key="kind"),
-        ValueError,
-        "dict",
-        "tuple",
-    ),
-    "function adds": (
-        T.TransformObservation(lambda x: x + 7),
-        ValueError,
-        "discrete",
-        "finite",
-    ),
-    "function of a key": (
-        T.TransformObservation(lambda x: x["kind"]),
-        TypeError,
-        "dict",
-        None,
-    ),
+    "clip action": (T.ClipAction(), TypeError, NO_FLOATS),
+    "bins": (T.DiscretizeObservation(3), TypeError, f"{NO_BOX} bools"),
+    "finite bins": (T.DiscretizeObservation(3), ValueError, "unbounded bounded-below wide"),
+    "one bin": (T.DiscretizeObservation([3]), ValueError, "finite"),
+    "many bins": (T.DiscretizeObservation(1291), ValueError, "finite"),
+    "bins of actions": (T.DiscretizeAction(3), TypeError, NO_BOX),
+    "many bins of actions": (T.DiscretizeAction(1291), ValueError, "finite"),
+    "grayscale": (T.GrayscaleObservation(), TypeError, NO_IMAGE),
+    "grayscale of gray": (T.GrayscaleObservation(), ValueError, NO_COLOR),
+    "white noise": (T.AddWhiteNoise(0.5), TypeError, NO_IMAGE),
+    "gray noise": (T.AddWhiteNoise(0.5, True), ValueError, NO_COLOR),
+    "obstruct": (T.ObstructView(0.5, 2), TypeError, NO_IMAGE),
+    "obstruct by gray": (T.ObstructView(0.5, 2, True), ValueError, NO_COLOR),
+    "resize": (T.ResizeObservation((2, 2)), TypeError, NO_IMAGE),
+    "resize larger": (T.ResizeObservation((5, 4)), ValueError, "colors"),
+    "float32": (T.DtypeObservation("float32"), TypeError, "grid dict"),
+    "uint8": (T.DtypeObservation("uint8"), TypeError, "integers unbounded"),
+    "int32": (T.DtypeObservation("int32"), TypeError, "bounded-below"),
+    "bool": (T.DtypeObservation(bool), TypeError, "finite discrete"),
+    "filter": (T.FilterObservation(["kind"]), TypeError, "finite discrete"),
+    "filter by key": (T.FilterObservation(["kind"]), ValueError, "tuple"),
+    "filter by index": (T.FilterObservation([0]), ValueError, "dict"),
+    "stack of None": (stack(None), ValueError, f"finite {NO_BOX}"),
+    "stack of 3": (stack(3), ValueError, "finite discrete dict"),
+    "stack outside": (stack(np.float32([50, 0, 0])), ValueError, "finite"),
+    "stack of a part": (stack({"kind": 1}), ValueError, "dict discrete"),
+    "stack along axis 1": (stack("zero", axis=1), ValueError, "finite"),
+    "stack of counts": (stack("zero", axis=0), TypeError, "discrete"),
+    "time without limit": (T.TimeAwareObservation(), ValueError, "no-limit"),
+    "time under a key": (T.TimeAwareObservation(dict_time_key="kind"), ValueError, "dict"),
+    "function adds": (T.TransformObservation(lambda x: x + 7), ValueError, "discrete"),
+    "function of a key": (T.TransformObservation(lambda x: x["kind"]), TypeError, "dict"),
     "function to colors": (
         T.TransformObservation(torch.clone, SPACES["colors"]),
         ValueError,
         "finite discrete gray",
-        "colors",
     ),
     "function to bytes": (
         T.TransformObservation(torch.clone, SPACES["bytes"]),
         TypeError,
         "finite integers",
-        "bytes",
     ),
-    "function that fails": (
-        T.TransformObservation(lambda x: x @ x),
-        ValueError,
-        "finite",
-        "gray",
-    ),
-    "function of two": (
-        T.TransformAction(lambda x, y: x),
-        TypeError,
-        "finite dict",
-        None,
-    ),
-    "function subtracts": (
-        T.TransformAction(lambda x: x - 1),
-        ValueError,
-        "discrete",
-        "unbounded",
-    ),
-    "function of rewards": (
-        T.TransformReward(lambda x, y: x),
-        TypeError,
-        "finite",
-        None,
-    ),
+    "function that fails": (T.TransformObservation(lambda x: x @ x), ValueError, "finite"),
+    "function of two": (T.TransformAction(lambda x, y: x), TypeError, "finite dict"),
+    "function subtracts": (T.TransformAction(lambda x: x - 1), ValueError, "discrete"),
+    "function of rewards": (T.TransformReward(lambda x, y: x), TypeError, "finite"),
 }
 # Results of a function instead of float32 numbers of the same shape.
 RESULTS = {
@@ -235,17 +157,9 @@ def trajectory(env):
 
 def unfit():
     cases = []
-    for label, (transform, error, spaces, _) in TRANSFORMS.items():
+    for label, (transform, error, spaces) in TRANSFORMS.items():
         for space in spaces.split():
             cases.append(pytest.param(transform, error, space, id=f"{label}-{space}"))
-    return cases
-
-
-def fit():
-    cases = []
-    for label, (transform, _, spaces, space) in TRANSFORMS.items():
-        if space is not None:
-            cases.append(pytest.param(transform, spaces.split()[0], space, id=label))
     return cases
 
 
@@ -268,19 +182,14 @@ def test_transform_on_an_unfit_space_raises_with_its_position(transform, error, 
     assert env.signature == signature
 
 
-@pytest.mark.parametrize(
-    ("transform", "unfit", "fit"),
-    fit(),
-)
-def test_refused_transform_changes_nothing_and_works_elsewhere(transform, unfit, fit):
-    new = copy.deepcopy(transform)
-    transform = copy.deepcopy(transform)
-    env = env_with(unfit, transform)
-    with pytest.raises((TypeError, ValueError)):
+def test_refused_transform_changes_nothing_and_works_elsewhere():
+    transform = T.RescaleObservation(0, 1)
+    env = env_with("unbounded", transform)
+    with pytest.raises(ValueError):
         tw.TransformedEnv(env, transform)
-    assert_same(trajectory(env), trajectory(env_with(unfit, transform)))
-    refused = tw.TransformedEnv(env_with(fit, transform), transform)
-    unused = tw.TransformedEnv(env_with(fit, new), new)
+    assert_same(trajectory(env), trajectory(env_with("unbounded", transform)))
+    refused = tw.TransformedEnv(env_with("finite", transform), transform)
+    unused = tw.TransformedEnv(env_with("finite", transform), T.RescaleObservation(0, 1))
     assert_same(trajectory(refused), trajectory(unused))
 
 
