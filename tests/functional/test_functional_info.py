@@ -11,7 +11,6 @@ from func_envs import (
     equal,
     one_step,
     play,
-    some_actions,
     unbounded,
     variant,
 )
@@ -130,19 +129,6 @@ def test_info_matches_values_computed_by_hand(func_env):
 )
 def test_no_info_leaves_out_the_entry(func_env):
     assert "info" not in one_step(FunctionalEnv(func_env, 2), ZEROS).keys()
-
-
-@each_telling
-def test_info_belongs_to_the_caller(func_env):
-    env = FunctionalEnv(func_env, 3)
-    other = FunctionalEnv(func_env, 3)
-    td = env.reset(seed=0)
-    other_td = other.reset(seed=0)
-    for action in some_actions(env, 5):
-        transition, td = env.step(td.set("action", action))
-        erased, other_td = other.step(other_td.set("action", action.clone()))
-        assert equal(transition["next"], erased["next"])
-        assert_no_overlap(erased["next", "info"], erased["next"].exclude("info"))
 
 
 @each_base

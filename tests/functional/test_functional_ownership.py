@@ -6,21 +6,16 @@ import pytest
 import torch
 from func_envs import (
     BroadcastItself,
-    BroadcastNested,
     BroadcastWalk,
-    Itself,
     Nested,
-    NestedTensorDict,
     Noisy,
     Walk,
     both_aliasing,
     equal,
     one_step,
-    play,
-    some_actions,
     variant,
 )
-from helpers import each_copy, params
+from helpers import params
 from test_functional_info import ScalarTelling
 
 from torchwrap import FunctionalEnv
@@ -37,44 +32,6 @@ CONTRACT = {
 @pytest.mark.parametrize("func_env", params(CONTRACT, quick=["a field as the observation"]))
 def test_env_keeps_the_contract(func_env):
     check_env(functools.partial(FunctionalEnv, func_env, max_episode_steps=4))
-
-
-@each_copy
-def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
-    env = FunctionalEnv(Noisy(), 4, max_episode_steps=9)
-    actions = some_actions(env, 20)
-    _, td = play(env, env.reset(seed=5), actions[:7])
-    twin = replicate(env)
-    expected, _ = play(env, td.clone(), actions[7:])
-    result, _ = play(twin, td.clone(), actions[7:])
-    assert equal(result, expected)
-    addresses = {buffer.data_ptr() for buffer in env.buffers()}
-    assert addresses.isdisjoint(buffer.data_ptr() for buffer in twin.buffers())
-
-
-KINDS = [Walk, Itself, BroadcastItself, Nested, NestedTensorDict, BroadcastNested]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_writing_into_returned_tensors_does_not_change_the_env(kind):
-    env = FunctionalEnv(kind(), 3, max_episode_steps=3)
-    same = FunctionalEnv(kind(), 3, max_episode_steps=3)
-    td = env.reset(seed=0)
-    expected = same.reset(seed=0)
-    mask = torch.tensor([False, True, False])
-    for step, action in enumerate(some_actions(env, 10)):
-        td.apply_(lambda leaf: leaf.fill_(77))
-        if step % 4 == 2:
-            td = env.reset(mask=mask)
-            expected = same.reset(mask=mask)
-            assert equal(td["observation"][mask], expected["observation"][mask])
-            td.apply_(lambda leaf: leaf.fill_(77))
-        transition, td = env.step(td.set("action", action.clone()))
-        reference, expected = same.step(expected.set("action", action))
-        assert equal(transition["next"], reference["next"])
-        assert equal(td["observation"], expected["observation"])
-        transition.apply_(lambda leaf: leaf.fill_(1))
-    assert equal(env.snapshot()["buffers"], same.snapshot()["buffers"])
 
 
 def test_action_changed_after_the_step_does_not_change_the_state():

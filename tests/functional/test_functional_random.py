@@ -16,8 +16,6 @@ from torchwrap import FunctionalEnv, random
 
 SEEDS = [
     (0, 2**32),
-    (0, 2**63),
-    (1, 2**32 + 1),
     (2**64 - 1, 2**32 - 1),
     (None, None),
 ]

@@ -1,8 +1,6 @@
 """Wrong functions, arguments and inputs, which are refused before anything has changed."""
 
-import functools
 
-import numpy as np
 import pytest
 import torch
 from func_envs import BroadcastWalk, Walk, changed, play, some_actions, variant
@@ -19,61 +17,22 @@ ROWS = {"position": torch.zeros(3, 2)}
 WRONG_RESULTS = [  # function, error, and results for a single env
     ("initial", TypeError, [torch.zeros(2), {"count": 0}]),
     ("observation", ValueError, [torch.zeros(1)]),
-    (
-        "observation",
-        TypeError,
-        [
-            torch.zeros(2).double(),
-            {"a": torch.zeros(2)},
-        ],
-    ),
+    ("observation", TypeError, [torch.zeros(2).double(), {"a": torch.zeros(2)}]),
     ("terminal", ValueError, [FLAGS]),
     ("terminal", TypeError, [COUNT, False]),
-    ("truncated", ValueError, [FLAGS]),
     ("truncated", TypeError, [COUNT]),
     ("reward", ValueError, [torch.zeros(1)]),
     ("reward", TypeError, [1.0]),
-    (
-        "transition",
-        ValueError,
-        [
-            {"count": COUNT},
-            {**STATE, "more": COUNT},
-        ],
-    ),
-    (
-        "transition",
-        TypeError,
-        [
-            {**STATE, "count": torch.zeros(())},
-            torch.zeros(2),
-        ],
-    ),
-    (
-        "state_info",
-        TypeError,
-        [
-            COUNT,
-            {"a": 1.0},
-            {"a": {"b": COUNT}},
-            {3: COUNT},
-        ],
-    ),
+    ("transition", ValueError, [{"count": COUNT}, {**STATE, "more": COUNT}]),
+    ("transition", TypeError, [{**STATE, "count": torch.zeros(())}]),
+    ("state_info", TypeError, [COUNT, {"a": 1.0}, {"a": {"b": COUNT}}, {3: COUNT}]),
     ("transition_info", TypeError, [None]),
     ("step_info", TypeError, [{}]),  # an old name
 ]
 WRONG_BATCHES = [  # of functions in broadcasting style
-    (
-        "initial",
-        ValueError,
-        [
-            {**ROWS, "count": COUNT},
-            {**ROWS, "count": torch.zeros(1)},
-        ],
-    ),
+    ("initial", ValueError, [{**ROWS, "count": COUNT}, {**ROWS, "count": torch.zeros(1)}]),
     ("observation", ValueError, [torch.zeros(2)]),
     ("reward", ValueError, [torch.zeros(())]),
-    ("reward", TypeError, [1.0]),
     ("state_info", ValueError, [{"a": COUNT}]),
 ]
 
@@ -81,16 +40,7 @@ WRONG_BATCHES = [  # of functions in broadcasting style
 CASES = []
 for base, table in ((Walk, WRONG_RESULTS), (BroadcastWalk, WRONG_BATCHES)):
     for name, error, results in table:
-        CASES += [
-            pytest.param(
-                base,
-                name,
-                error,
-                result,
-                id=name,
-            )
-            for result in results
-        ]
+        CASES += [pytest.param(base, name, error, result, id=name) for result in results]
 
 
 @pytest.mark.parametrize(("base", "name", "error", "result"), CASES)
@@ -113,9 +63,7 @@ def branching(position):
 
 UNFIT_REWARDS = {
     "raises": lambda x: 1 / 0,
-    "NumPy": lambda x: torch.as_tensor(np.sin(x)[0]),
     "dynamic shape": lambda x: x[x > 0].sum(),
-    "in place": lambda x: torch.zeros(2).add_(x)[0],
 }
 
 
@@ -125,28 +73,9 @@ def test_function_that_vmap_cannot_batch_raises_at_construction(function):
         FunctionalEnv(on_position(function), 3)
 
 
-def test_function_with_other_parameters_raises_at_construction():
-    with pytest.raises(TypeError, match="reward"):
-        FunctionalEnv(variant(reward=lambda state, action: 0), 3)
-
-
-DRAWING = {
-    "initial": variant(BroadcastWalk, initial=lambda rng: {"x": torch.rand(3)}),
-    "transition": variant(transition=lambda state, *_, rng: {**state, "x": torch.rand(2)}),
-}
-
-
-@pytest.mark.parametrize("name", DRAWING)
-def test_function_that_draws_globally_raises(name):
-    with pytest.raises(TypeError, match=f"{name}.*torchwrap.random"):
-        FunctionalEnv(DRAWING[name], 3)
-
-
 HOST_READS = {
     "branch": branching,
     "item": lambda x: x[0] * x[1].item(),
-    "tensor": lambda x: torch.tensor([x[0], x[1]]).sum(),
-    "list": lambda x: torch.tensor(x.tolist())[0],
 }
 
 
@@ -169,18 +98,6 @@ def test_function_that_keeps_a_tensor_in_an_attribute_is_found_by_check_env():
         check_env(lambda n: FunctionalEnv(Keeping(), n))
 
 
-def test_function_may_cache_a_constant_in_an_attribute():
-    class Caching(Walk):
-        @functools.cached_property
-        def zero(self):
-            return torch.zeros(2)
-
-        def observation(self, state, rng):
-            return super().observation(state, rng) + self.zero
-
-    FunctionalEnv(Caching(), 2).reset()
-
-
 def test_field_whose_name_has_a_dot_raises():
     with pytest.raises(ValueError, match=r"initial: names .*pos\.x"):
         FunctionalEnv(variant(Walk, initial=lambda rng: {"pos.x": torch.zeros(2)}), 2)
@@ -195,16 +112,15 @@ def test_infos_with_equal_names_raise():
         FunctionalEnv(same, 3)
 
 
-def test_fields_of_a_transition_may_be_in_any_order():
-    FunctionalEnv(variant(transition=lambda state, *_, rng: dict(reversed(state.items()))), 2)
-
-
 ARGUMENTS = [
-    *[("num_envs", value) for value in (0, -1, True, 2.0)],
-    *[("max_episode_steps", value) for value in (0, -3, 2.5, [1, 2, 3])],
-    *[("first_index", value) for value in (-1, 0.5)],
-    *[("func_env", value) for value in (None, Walk, 3)],
-    *[("params", {"gravity": value}) for value in (9.8, torch.ones(2))],
+    ("num_envs", 0),
+    ("num_envs", True),
+    ("max_episode_steps", 0),
+    ("max_episode_steps", 2.5),
+    ("first_index", -1),
+    ("func_env", Walk),
+    ("params", {"gravity": 9.8}),
+    ("params", {"gravity": torch.ones(2)}),
     ("device", "nope"),
 ]
 
@@ -282,6 +198,5 @@ def test_simulate_from_a_wrong_field_raises_and_changes_nothing(env, assert_refu
 
 def test_simulate_from_no_state_or_with_a_wrong_offset_raises(env, assert_refused):
     assert_refused(TypeError, "state", env.simulate, ZEROS, ZEROS)
-    assert_refused(ValueError, "position", env.simulate, {"position": ZEROS}, ZEROS)
     assert_refused(ValueError, "offset", env.simulate, env.state, ZEROS, offset=-1)
     assert_refused(TypeError, "offset", env.simulate, env.state, ZEROS, offset=0.5)
