@@ -158,29 +158,12 @@ def test_first_call_resets_the_env_and_later_ones_continue():
 BAD_ARGUMENTS = {
     "no keys": (dict(keys=[]), ValueError),
     "a string": (dict(keys="action"), ValueError),
-    "a number": (dict(keys=3), ValueError),
     "a list of lists": (dict(keys=[["action"]]), ValueError),
-    "a number in a key": (
-        dict(keys=[("next", 3)]),
-        ValueError,
-    ),
     "an unknown key": (dict(keys=["action", "value"]), ValueError),
-    "an unknown nested key": (
-        dict(keys=[("next", "value")]),
-        ValueError,
-    ),
     "0 steps": (dict(num_steps=0), ValueError),
-    "-1 steps": (dict(num_steps=-1), ValueError),
-    "True steps": (dict(num_steps=True), ValueError),
     "1.5 steps": (dict(num_steps=1.5), TypeError),
-    "None steps": (dict(num_steps=None), TypeError),
     "a transform": (dict(env=T.TimeLimit(3)), TypeError),
-    "no env": (dict(env=None), TypeError),
     "a string as policy": (dict(policy="random"), TypeError),
-    "a tensor as policy": (
-        dict(policy=torch.zeros(2, 6)),
-        TypeError,
-    ),
 }
 
 

@@ -166,12 +166,12 @@ def test_evaluate_with_max_steps_stops_at_the_last_episode():
     assert env.elapsed.flatten().tolist() == [0, 0]
 
 
-NO_COUNT = (0, -1, 2.5, True, "3")
-INVALID = [("max_steps", value) for value in NO_COUNT]
-INVALID += [("num_episodes", value) for value in (*NO_COUNT, None)]
-INVALID += [("seed", value) for value in (-1, 1.5, True, 2**64)]
-INVALID += [
-    ("env", None),
+INVALID = [
+    ("max_steps", 0),
+    ("max_steps", 2.5),
+    ("num_episodes", 0),
+    ("num_episodes", None),
+    ("seed", -1),
     ("env", T.TimeLimit(3)),
     ("policy", "random"),
 ]

@@ -46,30 +46,20 @@ def test_make_uses_the_vector_env_of_the_mode_and_leaves_the_registry_alone(mode
 
 INVALID = [  # the last argument is at fault
     {"id": "CartPoule-v1"},
-    {"id": "Nowhere/CartPole-v1"},
-    {"id": ""},
     {"id": None},
     {"backend": "torch", "id": "Blackjack-v1"},
     {"backend": "jax"},
-    {"backend": True},
     {"device": "nope"},
     {"num_envs": 0},
-    {"num_envs": True},
-    {"num_envs": "2"},
     {"vectorization_mode": "sync"},
     {"info_keys": ("a",)},
-    {"worker_timeout": 5.0},
     {"length": 2},
     {"seed": 2},
     {"render_mode": "human"},
     {"first_index": -1},
     {"max_episode_steps": 0},
-    {"max_episode_steps": 2.5},
     {"backend": "gymnasium", "id": "CartPoule-v1"},
     {"backend": "gymnasium", "vectorization_mode": "fork"},
-    {"backend": "gymnasium", "length": 2},
-    {"backend": "gymnasium", "seed": 2},
-    {"backend": "gymnasium", "first_index": -1},
     {"backend": "gymnasium", "max_episode_steps": -3},
     {"backend": "gymnasium", "params": {}},
 ]
@@ -191,15 +181,10 @@ UNFIT = [
     {"id": "moon/Taken-v0"},
     {"id": "Pendulum"},
     {"id": "a/b/Pendulum-v0"},
-    {"id": "Moon Pendulum-v0"},
     {"id": "moon:Pendulum-v0"},
-    {"id": "moon/Pendulum-v00"},
     {"id": None},
     {"func_env": Pendulum()},
-    {"func_env": FunctionalEnv},
-    {"func_env": "torchwrap.envs.pendulum:Pendulum"},
     {"max_episode_steps": 0},
-    {"max_episode_steps": 1.5},
 ]
 
 
@@ -210,22 +195,6 @@ def test_register_with_an_invalid_argument_raises(registry, arguments):
     with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
         tw.register(**{"id": "moon/P-v0", "func_env": Pendulum, **arguments})
     assert registry == before
-
-
-MISUSED = [
-    {"backend": "gymnasium"},
-    {"length": 2},
-    {"seed": 2},
-    {"info_keys": ["a"]},
-    {"max_episode_steps": torch.tensor([2, 3])},
-]
-
-
-@pytest.mark.parametrize("arguments", MISUSED, ids=str)
-def test_make_of_a_registered_env_with_an_invalid_argument_raises(registry, arguments):
-    tw.register("moon/P-v0", Pendulum)
-    with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
-        tw.make("moon/P-v0", 2, **arguments)
 
 
 @pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])

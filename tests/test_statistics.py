@@ -92,12 +92,10 @@ def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
         )
 
 
-def sync_an_env(rank, group, backend):
+def sync_an_env(rank, group):
     env = tw.make("Pendulum-v1", 3, first_index=3 * rank)
     transforms = T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-5, 5)
     env = tw.TransformedEnv(env, *transforms)
-    if backend:
-        tw.compile(env, backend=backend)
     env.reset(seed=0)
     addresses = [buffer.data_ptr() for buffer in env.buffers()]
     for _ in range(3):
@@ -108,11 +106,8 @@ def sync_an_env(rank, group, backend):
     return TensorDict(env.state_dict(), [])
 
 
-@pytest.mark.parametrize(
-    "backend", [None, pytest.param("eager", marks=[pytest.mark.compiles, pytest.mark.full])]
-)
-def test_statistics_of_an_env_are_those_of_all_processes(processes, backend):
-    results = processes.run(2, sync_an_env, backend)
+def test_statistics_of_an_env_are_those_of_all_processes(processes):
+    results = processes.run(2, sync_an_env)
     assert_same(results[1], results[0])
     counts = [value.unique().item() for key, value in results[0].items() if key.endswith("count")]
     assert counts == [2 * 3 * 13, 2 * 3 * 12]  # initial observations and 12 steps; rewards
@@ -201,15 +196,11 @@ def sync_different(rank, group, kind, other):
     return refused(env, group)
 
 
-@pytest.mark.parametrize("other", [0, 1])
-@pytest.mark.parametrize(
-    "kind",
-    ["shape", "number", "order", "none"],
-)
-def test_every_process_refuses_other_statistics_and_continues(processes, kind, other):
-    messages = processes.run(2, sync_different, kind, other)
-    assert f"rank {other}" in messages[other][0]
-    assert_same(*processes.run(2, sync_an_env, None))
+@pytest.mark.parametrize("kind", ["shape", "number", "order", "none"])
+def test_every_process_refuses_other_statistics_and_continues(processes, kind):
+    messages = processes.run(2, sync_different, kind, 1)
+    assert "rank 1" in messages[1][0]
+    assert_same(*processes.run(2, sync_an_env))
 
 
 def play(rank, group, env_id, backend, num_envs):
@@ -290,7 +281,7 @@ def test_process_that_ends_is_an_error_on_the_others(tmp_path):
     assert seconds < 30
 
 
-# examples/ppo_distributed.py. test_life.py kills processes.
+# examples/ppo_distributed.py.
 
 
 def update(rank, group, world_size):
@@ -360,8 +351,7 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
         assert all(torch.equal(part[key], value) for part in parts)
 
 
-REFUSED = [("squares", float("nan")), ("squares", float("inf")), ("squares", -1.0)]
-REFUSED += [("count", -1.0), ("count", 1e30)]  # which is -2**63 in int64
+REFUSED = [("squares", float("nan")), ("count", 1e30)]  # which is -2**63 in int64
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)

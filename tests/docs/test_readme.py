@@ -1,7 +1,6 @@
 """README.md, the tables of the guides, and CONTRIBUTING.md: complete, and true of others."""
 
 import contextlib
-import functools
 import importlib
 import inspect
 import json
@@ -12,8 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3.common.vec_env as vec_env
-from contract.test_differences import Ones, vector
-from gymnasium.vector import AutoresetMode
 from helpers import EXAMPLES
 from stable_baselines3.common import atari_wrappers, env_util, evaluation
 
@@ -75,15 +72,6 @@ def test_links_lead_to_files(page):
     assert not [script for script in scripts if not (ROOT / script).exists()]
 
 
-def test_moving_picture_is_animated_and_below_one_megabyte():
-    image = pytest.importorskip("PIL.Image")
-    (name,) = re.findall(r"!\[.*\]\((.*\.gif)\)", README)
-    path = ROOT / name
-    assert path.stat().st_size < 1_000_000
-    with image.open(path) as picture:
-        assert picture.n_frames >= 60
-
-
 def test_the_two_commands_name_the_torch_version():
     commands = matches(r"^python3 -m venv [^\n]*$", README)
     train, test = commands
@@ -95,14 +83,6 @@ def test_the_two_commands_name_the_torch_version():
 def test_the_lowest_version_of_torch_is_named():
     (lowest,) = matches(r"^    torch>=(\S+)$", (ROOT / "setup.cfg").read_text())
     assert f"torch {lowest}" in README
-
-
-def test_extras_have_no_underscores():  # which pip 23 does not find
-    setup = (ROOT / "setup.cfg").read_text()
-    extras = setup.split("[options.extras_require]")[1].split("\n[")[0]
-    names = matches(r"^([\w-]+) =$", extras)
-    assert "rsl-rl" in names
-    assert not [name for name in names if "_" in name]
 
 
 def test_the_public_names_are_few():
@@ -266,54 +246,3 @@ def test_text_gives_the_figures_of_the_gpu():
 
 
 # Claims of the README about other libraries that have no row in the table of differences.
-
-COUNTING = functools.partial(Ones, length=2, start=0)  # observations 0, 1, 2
-
-
-def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
-    vector_env = gymnasium.vector.SyncVectorEnv([COUNTING])
-    assert vector_env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    vector_env.reset()
-    steps = [vector_env.step([0]) for _ in range(4)]
-    assert [step[0].item() for step in steps] == [1, 2, 0, 1]
-    assert [step[1].item() for step in steps] == [1, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("mode", "returns"),
-    [
-        (AutoresetMode.NEXT_STEP, [1, 1, 1, 1.9, 1]),  # the third step resets
-        (AutoresetMode.SAME_STEP, [1, 0, 1, 0, 1]),
-    ],
-)
-def test_gymnasiums_vector_normalize_reward_leaks_except_in_one_mode(mode, returns):
-    theirs = gymnasium.wrappers.vector.NormalizeReward(vector(COUNTING, mode=mode), gamma=0.9)
-    theirs.reset()
-    for expected in returns:
-        theirs.step([0])
-        assert theirs.accumulated_reward.item() == pytest.approx(expected)
-
-
-def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
-    theirs = vec_env.VecNormalize(vec_env.DummyVecEnv([COUNTING]), norm_reward=False)
-    theirs.reset()
-    for _ in range(4):
-        theirs.step(np.array([0]))
-    # The observations are 0 1 (2) 0 1 (2) 0; those in parentheses are final.
-    without = np.mean([0, 1, 0, 1, 0])
-    assert theirs.obs_rms.mean.item() == pytest.approx(without, abs=1e-4)
-    env = tw.from_gymnasium(vector(COUNTING))
-    ours = tw.TransformedEnv(env, T.NormalizeObservation())
-    tw.rollout(ours, None, 4)
-    mean = ours.transforms[0].statistics.mean.item()
-    all_of_them = [0, 1, 2, 0, 1, 2, 0]
-    assert mean == pytest.approx(np.mean(all_of_them))
-
-
-def test_gymnasiums_env_0_depends_on_the_number_of_envs_and_ours_does_not():
-    two, _ = gymnasium.make_vec("CartPole-v1", 2).reset(seed=0)
-    three, _ = gymnasium.make_vec("CartPole-v1", 3).reset(seed=0)
-    assert (two[0] != three[0]).any()
-    two = tw.make("CartPole-v1", 2).reset(seed=0)["observation"]
-    three = tw.make("CartPole-v1", 3).reset(seed=0)["observation"]
-    assert two[0].equal(three[0])

@@ -81,11 +81,6 @@ class ScalarTelling(FuncEnv):
 
 
 both_telling = both_styles(Telling(), BroadcastTelling())
-each_telling = pytest.mark.parametrize(
-    "func_env",
-    [Telling(), BroadcastTelling(), ScalarTelling()],
-    ids=["vmap", "broadcast", "scalar"],
-)
 ZEROS = torch.zeros(2, 1)
 
 # Info.

@@ -1,6 +1,5 @@
 """Wrong functions, arguments and inputs, which are refused before anything has changed."""
 
-
 import pytest
 import torch
 from func_envs import BroadcastWalk, Walk, changed, play, some_actions, variant

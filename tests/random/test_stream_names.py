@@ -39,22 +39,6 @@ def test_other_transforms_that_draw_do_not_change_a_transforms_words(make):
     assert torch.equal(words_of(*make())[name], alone[name])
 
 
-def test_drawn_delays_are_the_same_above_noise_of_scale_zero():
-    plain = tw.TransformedEnv(ScriptedEnv(64), T.DelayAction((0, 2)))
-    noisy = tw.TransformedEnv(ScriptedEnv(64), T.AddNoise(0.0), T.DelayAction((0, 2)))
-    plain.reset(seed=0)
-    noisy.reset(seed=0)
-    assert torch.equal(noisy.transforms[1].delays, plain.transforms[0].delays)
-
-
-def test_layer_above_does_not_change_the_words():
-    env = tw.TransformedEnv(ScriptedEnv(3), T.AddNoise(1.0))
-    expected = env.reset(seed=7)["observation"]
-    below = tw.TransformedEnv(ScriptedEnv(3), T.AddNoise(1.0))
-    above = tw.TransformedEnv(below, T.ClipReward(-1, 1))
-    assert torch.equal(above.reset(seed=7)["observation"], expected)
-
-
 def test_names_of_a_dict_carry_their_words_to_other_positions():
     first = words_of(T.Compose({"camera": T.AddNoise(1.0), "motor": T.AddNoise(1.0)}))
     second = words_of(T.Compose({"motor": T.AddNoise(1.0), "camera": T.AddNoise(1.0)}))

@@ -49,14 +49,6 @@ def test_seeded_samples_are_those_of_gymnasiums_vector_env(make, kind):
         assert samples(getattr(env, kind)) == samples(theirs)
 
 
-@each_kind
-@each_maker
-def test_samples_without_a_seed_differ(make, kind):
-    with make() as env:
-        first, second = [getattr(env, kind).sample() for _ in range(2)]
-    assert (first != second).any()
-
-
 def test_space_that_no_layer_changes_is_one_for_the_whole_stack():
     # As in Gymnasium, so that a seed given before wrapping counts.
     env = transformed()
@@ -81,8 +73,3 @@ def test_two_envs_of_one_class_have_their_own_spaces(kind):
         space.seed(5)
     other.seed(6)
     assert samples(one) == samples(theirs)
-
-
-def test_two_envs_without_seeds_sample_different_actions():
-    one, other = [tw.make("MountainCar-v0", 64).action_space for _ in range(2)]
-    assert samples(one) != samples(other)

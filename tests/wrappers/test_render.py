@@ -172,17 +172,6 @@ def test_record_video_of_gray_frames_at_any_rate_is_complete_without_close(fps, 
     np.testing.assert_allclose(frames, light, atol=3)
 
 
-def test_record_video_keeps_colors(tmp_path):
-    color = torch.tensor([200, 100, 50], dtype=torch.uint8)
-    env = W.RecordVideo(
-        gray(1, render_image=lambda state, pen: (pen, color.expand(32, 48, 3))), tmp_path
-    )
-    push(env, env.reset(seed=0), 1)
-    env.close()
-    frames = frames_of(tmp_path / "rl-video-episode-0.mp4", 30)
-    np.testing.assert_allclose(frames.mean((0, 1, 2)), color, atol=5)
-
-
 @pytest.mark.full
 def test_record_video_is_complete_after_an_exception_ends_the_program(
     tmp_path,
@@ -199,25 +188,6 @@ def test_record_video_is_complete_after_an_exception_ends_the_program(
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
     video = frames_of(tmp_path / "rl-video-episode-0.mp4", 30)
     assert video.shape == (2, 32, 48, 3)
-
-
-def test_record_video_with_evaluate_leaves_a_file_for_each_episode_that_was_played(tmp_path):
-    env = W.RecordVideo(make(1), tmp_path, episode_trigger=lambda episode: True)
-    tw.evaluate(env, lambda td: torch.zeros(1, dtype=torch.int64), 1, seed=0)
-    env.close()
-    (path,) = tmp_path.iterdir()
-    assert path.name == "rl-video-episode-0.mp4"
-    assert len(frames_of(path)) == 1 + 5
-
-
-@pytest.mark.parametrize(("length", "names"), [(0, []), (1, ["rl-video-episode-0.mp4"])])
-def test_record_video_of_an_episode_without_a_step_has_a_file_if_its_length_is_given(
-    tmp_path, length, names
-):
-    env = W.RecordVideo(make(1), tmp_path, video_length=length)
-    env.reset()
-    env.close()
-    assert [path.name for path in tmp_path.iterdir()] == names
 
 
 def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(
@@ -321,12 +291,6 @@ def test_video_below_repeated_actions_ends_with_its_episode(tmp_path, backend):
     push(env, env.reset(seed=0))
     env.close()
     assert len(frames_of(tmp_path / "rl-video-episode-0.mp4")) == 4
-
-
-def test_size_of_rendered_observations_is_found_without_an_episode_of_the_layers_below(tmp_path):
-    below = tw.TransformedEnv(make(), T.NormalizeObservation())
-    W.AddRenderObservation(below)
-    assert (below.transforms[0].statistics.count == 0).all()
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (32, 16, 3)], ids=["gray", "color"])
