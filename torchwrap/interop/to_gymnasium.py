@@ -84,8 +84,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this
             if "reset_mask" in options:
-                mask = options.pop("reset_mask")
-                self._check_mask(mask)
+                mask = np.asarray(options.pop("reset_mask"))
                 rows = torch.as_tensor(mask, device=self.env.device)
             state = options.get("state")
             if isinstance(state, dict) and not self.env.host_stepped:
@@ -98,14 +97,6 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
         return self._observation(td), _batch_infos(td.get("info", {}), mask)
-
-    def _check_mask(self, mask: Any) -> None:
-        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
-        is_batch = np.shape(mask) == (self.num_envs,)
-        if not is_mask or not is_batch or not mask.any():
-            form = f"an array ({self.num_envs},) of np.bool_ with at least one True"
-            must = f"options['reset_mask'] must be {form}"
-            raise ValueError(refusal(f"{self}.reset", must, f"{mask!r}"))
 
     def step(self, actions: Any) -> Result:
         if self._to_reset.any():
