@@ -134,7 +134,7 @@ def breakout(engine, num_envs=2, kwargs=None, keys=("lives",)):
 
 
 @each_engine
-@pytest.mark.parametrize("kind", ["lives", "limit"])
+@pytest.mark.parametrize("kind", mostly_full(["lives", "limit"], "lives"))
 def test_game_ends_where_no_life_is_left_or_it_is_truncated(engine, kind):
     kwargs = getattr(engine, kind)
     load_example("ppo")
@@ -144,7 +144,7 @@ def test_game_ends_where_no_life_is_left_or_it_is_truncated(engine, kind):
     td = env.reset(seed=5)
     returns = np.zeros(2)
     num_games = 0
-    for _ in range(400 if kind == "lives" else 40):
+    for _ in range(220 if kind == "lives" else 40):
         transition, td = sample_and_step(env, td)
         expected = games.step(transition["action"].numpy())
         returns += expected["reward"].flatten()
@@ -155,7 +155,7 @@ def test_game_ends_where_no_life_is_left_or_it_is_truncated(engine, kind):
         np.testing.assert_array_equal(info["game_return"].flatten(), returns)
         returns[over] = 0
         num_games += over.sum()
-    assert num_games >= 2
+    assert num_games >= 1
 
 
 @each_engine
