@@ -614,6 +614,7 @@ def test_levels_of_a_simulator_are_in_the_checkpoints_that_the_runner_saves(tmp_
     other = make_runner(loaded.make_env())
     other.load(tmp_path / "model_0.pt")
     other.alg.train_mode()
+    assert other.alg.save()["env_params"].keys() == {"levels"}
     assert loaded.levels is levels  # the simulator's own tensor
     assert levels.tolist() == [5, 1]
 

@@ -414,10 +414,8 @@ def test_params_of_a_saved_env_are_those_of_as_many_envs_that_train(
     tmp_path, num_envs, training, expected
 ):
     path = str(tmp_path / "saved.pkl")
-    saved = with_levels(3, 0)
-    saved.reset()
-    to_sb3(saved).save(path)
-    env = with_levels(num_envs, 50)
+    to_sb3(with_levels(3, 0).env).save(path)
+    env = with_levels(num_envs, 50).env
     venv = VecNormalize.load(path, to_sb3(env))
     venv.training = training
     venv.reset()
