@@ -359,35 +359,28 @@ class Env(BatchedModule):
             observation = rows.where(observation, last["observation"])
         return {"observation": observation, **policy.reset(self.signature, rows, last)}
 
-    def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
-        successor = self._advance(action, state)
-        done = successor["done"]
+    def _step_and_reset(
+        self, action: Value, state: State, resets: bool = True
+    ) -> tuple[TensorDict, Root]:
+        # A copy, because a layer may write to it.
+        successor: TensorDict = self._run("_step", action.clone())
+        done = successor["terminated"] | successor["truncated"]
+        successor.set("done", done)
         observation = successor["observation"].clone()
-        finished = RowMask(done, synchronize=self.host_stepped)
-        if finished.any():
-            initial = self._run("_reset", finished)
-            finished.assign_(observation, initial["observation"])
+        if resets:
+            finished = RowMask(done, synchronize=self.host_stepped)
+            if finished.any():
+                initial = self._run("_reset", finished)
+                finished.assign_(observation, initial["observation"])
         root: Root = {"observation": observation}
         if state:
-            root |= policy.following(self.signature, state, done)
+            successor.update(state)
+            ended = done if resets else torch.zeros_like(done)
+            root |= policy.following(self.signature, state, ended)
         return successor, root
 
     def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
-        successor = self._advance(action, state)
-        root: Root = {"observation": successor["observation"].clone()}
-        if state:
-            no_row = torch.zeros_like(successor["done"])
-            root |= policy.following(self.signature, state, no_row)
-        return successor, root
-
-    def _advance(self, action: Value, state: State) -> TensorDict:
-        """Takes a step in every env. The successor also holds the policy's next state."""
-        # A copy, because a layer may write to it.
-        successor: TensorDict = self._run("_step", action.clone())
-        successor.set("done", successor["terminated"] | successor["truncated"])
-        if state:
-            successor.update(state)
-        return successor
+        return self._step_and_reset(action, state, resets=False)
 
     def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
         owner = self._hook_name(hook)

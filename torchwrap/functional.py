@@ -254,7 +254,7 @@ class FunctionalEnv(Env):
         return next_state, tensordict(successor, num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
-        self._follow_curriculum(mask)  # a stream that has been seeded forgets that it has drawn
+        self._follow_curriculum(mask)  # before the reseed: `draw == 0` is an episode without a step
         super()._seed(seed, mask)
 
     def _reset(
@@ -267,9 +267,9 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         if mask.indices is not None:
             key = key.select(mask.indices)
-        params = self.params
-        for name, value in params.items():
-            params[name] = mask.gather(value)
+        params: dict[str, Tensor] = {}
+        for name in self.parameter_names:
+            params[name] = mask.gather(self.get_buffer(f"params_{name}"))
         options = dict(options or {})
         given_state: State = options.pop("state", {})
         initial = self.call("initial", key, params=params, options=options)

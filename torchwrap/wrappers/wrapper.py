@@ -87,7 +87,7 @@ class Wrapper(Env):
         self.env._check_options(options)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
-        self.env._seed(seed, mask)  # first, because a curriculum reads how far an episode has come
+        self.env._seed(seed, mask)  # first: a curriculum asks whether the old episode has a step
         super()._seed(seed, mask)
 
     @property
