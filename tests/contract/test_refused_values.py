@@ -4,7 +4,6 @@ import resource
 
 import gymnasium
 import pytest
-import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import RewardTerms
@@ -32,35 +31,6 @@ def test_restore_of_a_list_is_refused_before_memory_is_taken():
         env.restore(snapshot)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 100 * 1024  # kilobytes
-
-
-# Clocks.
-
-
-def time_aware():
-    transforms = T.TimeLimit(4), T.TimeAwareObservation(normalize_time=True)
-    return tw.TransformedEnv(ScriptedEnv(2, (1,), episode_lengths=None), *transforms)
-
-
-BEYOND = {"the limit": [0, 4], "twice the limit": [8, 0], "almost int64": [0, 2**62]}
-
-
-@pytest.mark.parametrize("steps", BEYOND.values(), ids=BEYOND)
-def test_elapsed_steps_beyond_the_limit_are_refused(steps):
-    env = time_aware()
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="elapsed_steps"):
-        env.elapsed_steps = torch.tensor(steps)
-    assert env.elapsed_steps.tolist() == [0, 0]
-
-
-def test_last_elapsed_step_stays_in_the_space_of_time():
-    env = time_aware()
-    env.reset(seed=0)
-    env.elapsed_steps = torch.tensor([3, 0])
-    transition, _ = env.step(env.sample_action())
-    assert transition["next", "observation"][:, -1].tolist() == [1, 0.25]
-    assert transition["next", "truncated"].flatten().tolist() == [True, False]
 
 
 # Metrics and infos.

@@ -163,6 +163,7 @@ WRONG = {
     "shape": torch.zeros(3, dtype=torch.int64),
     "dtype": torch.zeros(2),
     "negative": torch.tensor([0, -1]),
+    "the limit": torch.tensor([0, 200]),
     "list": [0, 0],
 }
 

@@ -77,8 +77,8 @@ class EnvBuffer:
 class EpisodeClock(EnvBuffer):
     """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`.
 
-    It is int64; the env or transform adds 1 in each step, and sets 0 in a reset. Assigning
-    `Env.elapsed_steps` writes it.
+    It is int64 `(num_envs, 1)`; the env or transform adds 1 in each step, and sets 0 in a reset.
+    Assigning `Env.elapsed_steps` writes it.
 
     >>> from torchwrap import TransformedEnv, testing, transforms
     >>> class Clock(transforms.Transform):
@@ -87,8 +87,8 @@ class EpisodeClock(EnvBuffer):
     tensor([0, 0, 0])
     """
 
-    def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
-        super().__init__(shape, torch.int64)
+    def __init__(self) -> None:
+        super().__init__((1,), torch.int64)
 
 
 class BatchedModule(nn.Module):
@@ -126,7 +126,7 @@ class BatchedModule(nn.Module):
     def _run(self, hook: str, *args: Any) -> Any:
         """Calls a hook. Checks its result in the first call, and in every trace."""
         call = getattr(self, hook)
-        if torch.compiler.is_compiling() or hook in self._trusted:  # sizes may be symbols
+        if hook in self._trusted or torch.compiler.is_compiling():  # sizes may be symbols
             return call(*args)
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
