@@ -87,9 +87,12 @@ class Collector:
         if env._status.root is None:
             env.reset()
         last = env.root
-        env._check_root("Collector", last)
+        keys = policies.keys(signature)
+        # A graph fits one layout alone.
+        if self._compiled is None or not set(last.keys()).issuperset(keys):
+            env._check_root("Collector", last)
         collect = self._compiled or self._collect
-        storage = collect({key: last[key] for key in policies.keys(signature)})
+        storage = collect({key: last[key] for key in keys})
         names: Any = [None, "time"]
         data = TensorDict({}, [signature.num_envs, self.num_steps], names=names)
         for key, value in storage.items():

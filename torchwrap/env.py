@@ -721,7 +721,7 @@ class Env(BatchedModule):
             fault = "the mask of the first reset must hold every env"
             raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
 
-    def _check_root(self, owner: str, root: TensorDict) -> None:
+    def _check_root(self, owner: str, root: Any) -> None:
         """Raises unless the last root has the layout that it had, however the user left it."""
         signature = self.signature
         size = signature.num_envs

@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
-from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import policy, spaces
-from torchwrap._compile.graph import Graph, Options, Program, Settings, captures
+from torchwrap._compile.graph import Graph, Options, Rollout, Settings
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import without_generators
-from torchwrap._core import rows
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, tensordict
-from torchwrap.collector import Collector, Storage
-from torchwrap.env import Env, Root, Step
-from torchwrap.policy import State, act, modules_of
+from torchwrap._core.rows import RowMask
+from torchwrap.collector import Collector
+from torchwrap.env import Env
+from torchwrap.policy import State
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -167,59 +165,3 @@ def _host_successor(env: Env) -> TensorDict:
     if info:
         values["info"] = TensorDict(info, [num_envs])
     return TensorDict(values, [num_envs])
-
-
-_OUTSIDE = ("outside",)
-"""The key under which a step stores whether an action is out of bounds."""
-
-
-class Rollout:
-    """Takes the place of `Collector._collect`: a scan over its steps."""
-
-    def __init__(self, collector: Collector, settings: Settings) -> None:
-        env = collector.env
-        self.collector = collector
-        self.env_step: Step = without_generators(env._step_and_reset)
-        self.discrete: list[tuple[spaces.Path, Any]] = []
-        # Eager mode checks discrete actions, and the host can read those on the CPU only.
-        if not captures(env.device):
-            leaves = spaces.leaves(env.single_action_space)
-            self.discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
-        self.graph = Graph(self._step, Inputs(self._roots), settings, collector.num_steps)
-        self.graph.prepare(env._root_like(env.device))
-
-    def __call__(self, root: Root) -> Storage:
-        program, tensors = self.graph.prepare(root)
-        storage, _ = self.collector.env._drive("collection", self._run, program, tensors)
-        return storage
-
-    def _run(self, program: Program, tensors: list[Tensor]) -> tuple[Storage, Root]:
-        storage, following = program(tensors)
-        outside = storage.pop(_OUTSIDE, None)
-        if outside is not None and outside.any():
-            env = self.collector.env
-            must = f"the policy must return actions in {env.single_action_space}"
-            raise ValueError(refusal(env._label, must, "an action outside of it"))
-        return storage, following
-
-    def _roots(self) -> list[object]:
-        policy = self.collector.policy
-        return [self.collector.env, policy, *modules_of(policy)]
-
-    def _step(self, root: Root) -> tuple[Storage, Root]:
-        env = self.collector.env
-        policy = self.collector.policy
-        td = act(env, policy, tensordict(root, env.num_envs))
-        env._check_step_input(td)
-        transition, following = env._transition(td, self.env_step)
-        stored = self.collector._select(transition)
-        if self.discrete and policy is not None:
-            outside = []
-            for path, leaf in self.discrete:
-                action = spaces.entry(transition["action"], path)
-                outside.append(spaces.outside(leaf, action).any())
-            stored[_OUTSIDE] = torch.stack(outside).any()
-        result = stored, following
-        # Copies, because a policy may return its buffers, and a later step writes to them.
-        build = rows.builder(result)
-        return build(map(torch.clone, rows.leaves(result)))  # type: ignore[no-any-return]

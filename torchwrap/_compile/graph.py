@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchwrap import spaces
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs, aliased_indices
-from torchwrap._compile.internals import contiguous_copy, flat_scan_operator, inductor, list_options
+from torchwrap._compile.internals import flat_scan_operator, inductor, list_options
 from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.scan import scanned
-from torchwrap._compile.trace import fake_inputs, trace
+from torchwrap._compile.trace import fake_inputs, trace, without_generators
 from torchwrap._core import rows
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
+from torchwrap.collector import Collector, Storage
+from torchwrap.env import Root, Step
+from torchwrap.policy import act, modules_of
 
+_KIND = operator.attrgetter("dtype", "shape", "device")
 _LOG = logging.getLogger("torchwrap")
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[[list[Tensor]], Sequence[Tensor]]
+_OUTSIDE = ("outside",)
+"""The key under which a step stores whether an action is out of bounds."""
+
 # The C++ wrapper calls the kernels of a graph without Python in between. Scalar code for the tails
 # of loops, because rows are short.
 _CPU_OPTIONS: Options = {
@@ -83,10 +94,10 @@ class Graph:
         graphs, buffers = self.inputs.current()
         arguments: list[Tensor] = []
         structure = rows.flatten(values, arguments)
-        arguments = [contiguous_copy(leaf) for leaf in arguments]
-        kinds = tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in arguments])
-        tensors = [*buffers, *arguments]
-        key = (self, structure, kinds)
+        key = (self, structure, *map(_KIND, arguments))
+        # In memory, values can be negated or conjugated.
+        resolved = map(Tensor.resolve_neg, map(Tensor.resolve_conj, arguments))
+        tensors = [*buffers, *map(Tensor.contiguous, resolved)]
         program = graphs.get(key)
         if program is None:
             program = self._compile(values, tensors)
@@ -137,6 +148,59 @@ class Program:
         return self.build(iter(leaves))
 
 
+class Rollout:
+    """Takes the place of `Collector._collect`: a scan over its steps."""
+
+    def __init__(self, collector: Collector, settings: Settings) -> None:
+        env = collector.env
+        self.collector = collector
+        self.env_step: Step = without_generators(env._step_and_reset)
+        self.discrete: list[tuple[spaces.Path, Any]] = []
+        # Eager mode checks discrete actions, and the host can read those on the CPU only.
+        if not captures(env.device):
+            leaves = spaces.leaves(env.single_action_space)
+            self.discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
+        self.graph = Graph(self._step, Inputs(self._roots), settings, collector.num_steps)
+        self.graph.prepare(env._root_like(env.device))
+
+    def __call__(self, root: Root) -> Storage:
+        program, tensors = self.graph.prepare(root)
+        storage, _ = self.collector.env._drive("collection", self._run, program, tensors)
+        return storage
+
+    def _run(self, program: Program, tensors: list[Tensor]) -> tuple[Storage, Root]:
+        storage, following = program(tensors)
+        outside = storage.pop(_OUTSIDE, None)
+        if outside is not None and outside.any():
+            env = self.collector.env
+            must = f"the policy must return actions in {env.single_action_space}"
+            raise ValueError(refusal(env._label, must, "an action outside of it"))
+        return storage, following
+
+    def _roots(self) -> list[object]:
+        policy = self.collector.policy
+        return [self.collector.env, policy, *modules_of(policy)]
+
+    def _step(self, root: Root) -> tuple[Storage, Root]:
+        env = self.collector.env
+        policy = self.collector.policy
+        env._check_root("Collector", root)  # in each trace: graphs hold the layout
+        td = act(env, policy, rows.tensordict(root, env.num_envs))
+        env._check_step_input(td)
+        transition, following = env._transition(td, self.env_step)
+        stored = self.collector._select(transition)
+        if self.discrete and policy is not None:
+            outside = []
+            for path, leaf in self.discrete:
+                action = spaces.entry(transition["action"], path)
+                outside.append(spaces.outside(leaf, action).any())
+            stored[_OUTSIDE] = torch.stack(outside).any()
+        result = stored, following
+        # Copies, because a policy may return its buffers, and a later step writes to them.
+        build = rows.builder(result)
+        return build(map(torch.clone, rows.leaves(result)))  # type: ignore[no-any-return]
+
+
 class Loop:
     """A loop over a compiled step, where there is no `scan`. On CUDA, it is one CUDA graph."""
 
@@ -163,7 +227,7 @@ class Loop:
         num_carried = len(carry)
         outputs: list[Tensor] = []
         for _ in range(self.num_steps):
-            results = self.step([*buffers, *map(contiguous_copy, carry)])
+            results = self.step([*buffers, *map(Tensor.contiguous, carry)])
             outputs += results[:-num_carried]
             carry = results[-num_carried:]
         return [*outputs, *carry]

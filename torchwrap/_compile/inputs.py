@@ -69,7 +69,9 @@ class Inputs:
 
     def current(self) -> tuple[Graphs, list[Tensor]]:
         """Graphs for the current modules and layouts, and the tensors to run them on."""
-        is_known = _same(self._observe(), self._observed)
+        observed = self._observe()
+        is_known = len(observed) == len(self._observed)
+        is_known = is_known and all(map(operator.is_, observed, self._observed))
         if not is_known or not self._guard(*self.tensors):
             self._find()
         return self.graphs, self.tensors
@@ -96,7 +98,7 @@ class Inputs:
         container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
         named = dict(container.named_modules())
         modules = list(named.values())[1:]
-        if not _same(modules, self.modules):
+        if list(map(id, modules)) != list(map(id, self.modules)):
             self._known.clear()  # drops the graphs of replaced modules
         self.modules = modules
         place_of = places_of(container)
@@ -163,10 +165,6 @@ def aliased_indices(leaves: Sequence[Tensor]) -> list[int]:
             aliased.append(index)
         known.add(address)
     return aliased
-
-
-def _same(first: Sequence[object], second: Sequence[object]) -> bool:
-    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _autocast() -> list[object]:

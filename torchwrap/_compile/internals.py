@@ -55,10 +55,3 @@ def is_lazy(tensor: Tensor) -> bool:
     """True if memory holds other values, because an operation has been put off."""
     is_zero: bool = tensor._is_zerotensor()
     return is_zero or tensor.is_neg() or tensor.is_conj()
-
-
-def contiguous_copy(tensor: Tensor) -> Tensor:
-    """The values in contiguous memory, as graphs expect them; the tensor itself if they are."""
-    if is_lazy(tensor):
-        tensor = tensor.clone()
-    return tensor.contiguous()

@@ -20,7 +20,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.internals import contiguous_copy
 from torchwrap._core import rows
 from torchwrap._core.buffers import distrust
 from torchwrap._core.errors import refusal
@@ -100,7 +99,8 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
     _, tensors = inputs.current()
     distrust(inputs.modules)
     # Copies, because a tensor that is given twice would be one input of the graph.
-    leaves = [contiguous_copy(leaf).clone() for leaf in rows.leaves(values)]
+    layout = torch.contiguous_format
+    leaves = [leaf.clone(memory_format=layout) for leaf in rows.leaves(values)]
     build = rows.builder(values)
     number = len(tensors)
     results: list[Nested] = []

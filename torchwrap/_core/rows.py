@@ -90,15 +90,17 @@ def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
     """Returns a function that builds a value with the keys of this one from its leaves."""
     if isinstance(value, Tensor):
         return next
-    parts = {key: builder(value[key]) for key in _keys(value)}
-    if isinstance(value, tuple):
-        return lambda tensors: tuple([part(tensors) for part in parts.values()])
-    keys = list(value.keys())
+    parts = [(key, builder(value[key])) for key in _keys(value)]
+    is_tuple = isinstance(value, tuple)
+    keys = _keys(value) if is_tuple else list(value.keys())
     size = tuple(value.batch_size) if isinstance(value, TensorDict) else None
 
     def build(tensors: Iterator[Tensor]) -> Any:
-        built = {key: part(tensors) for key, part in parts.items()}
-        values = {key: built[key] for key in keys}
+        values: dict[Any, Any] = dict.fromkeys(keys)
+        for key, part in parts:
+            values[key] = part(tensors)
+        if is_tuple:
+            return tuple(values.values())
         return values if size is None else tensordict(values, *size)
 
     return build
