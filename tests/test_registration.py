@@ -71,12 +71,6 @@ def test_make_with_an_invalid_argument_raises_with_its_name(arguments):
         tw.make(**{"id": "CartPole-v1", "num_envs": 2, **arguments})
 
 
-@each_backend
-def test_make_with_a_seed_says_to_pass_it_to_reset(backend):
-    with pytest.raises(ValueError, match=r"reset\(seed"):
-        tw.make("CartPole-v1", backend=backend, seed=2)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

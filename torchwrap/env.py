@@ -748,24 +748,14 @@ class Env(BatchedModule):
         signature = self.signature
         if not isinstance(td, TensorDictBase):
             must = 'td must be a TensorDict with "action", or an action as a tensor'
-            remedy = "Call `env.step(torch.as_tensor(action))`"
-            if isinstance(td, tuple):
-                remedy = NEXT_ROOT
-            raise TypeError(refusal(f"{owner}.step", must, type(td).__name__, remedy))
+            raise TypeError(refusal(f"{owner}.step", must, type(td).__name__))
         action = td.get("action", None)
         if action is None:
             must = 'td must contain "action"'
             raise ValueError(refusal(f"{owner}.step", must, sorted(td.keys())))
         space = signature.single_action_space
         num_envs = signature.num_envs
-        try:
-            spaces.check(owner, "an action", space, action, num_envs, signature.device, bounds)
-        except ValueError as error:
-            are_scores = space.shape == () and action.shape == (num_envs, getattr(space, "n", 0))
-            if not are_scores:
-                raise
-            remedy = "Turn scores into actions with `scores.argmax(-1)`."
-            raise ValueError(f"{error} {remedy}") from None
+        spaces.check(owner, "an action", space, action, num_envs, signature.device, bounds)
         if signature.policy_state:
             policy.check(owner, signature, td, num_envs)
         keys: set[str] = set()

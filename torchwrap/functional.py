@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,31 +39,6 @@ _NUMBERS = {
     "truncated": 6,
 }
 _INFO = ("transition_info", "state_info")
-
-# Errors under torch.vmap: words in PyTorch's message, the fault of the function, and its remedy.
-_VMAP_ERRORS = {
-    "random operation": (
-        "draws from a generator of PyTorch",
-        "Draw from its rng, with torchwrap.random",
-    ),
-    r"control flow|\.item\(\)|data pointer|aten::equal": (
-        "reads values on the host",
-        "Use torch.where instead of `if`, torch.stack([x, y]) instead of torch.tensor([x, y]), and "
-        "x[i + torch.arange(2)] instead of x[i : i + 2]",
-    ),
-    "dynamic shape": (
-        "makes a tensor whose shape depends on values",
-        "Use torch.where instead of a mask",
-    ),
-    "there exists a Tensor|the broadcast shape": (
-        "writes in place to a tensor that all envs share",
-        "Use torch.where(torch.arange(n) == i, new, x) for x[i] = new",
-    ),
-    "must only return Tensors|has no attribute 'keys'": (
-        "must return tensors",
-        "Write torch.tensor(0.0) instead of 0.0",
-    ),
-}
 
 
 class FunctionalEnv(Env):
@@ -485,7 +459,8 @@ class FunctionalEnv(Env):
                     result = self.call(name, key, *arguments)
                     results.append(rows.leaves(result))
                 except Exception as error:
-                    raise TypeError(_explained(owner, error)) from error
+                    fault = f"raised {type(error).__name__}: {error}"
+                    raise TypeError(refusal(owner, fault.removesuffix("."))) from error
         others, leaves = results
         given = rows.leaves((arguments, self.params))
         storages = _storages(leaves)
@@ -532,14 +507,6 @@ def _defines(func_env: Functions, name: str) -> bool:
 
 def _storages(tensors: list[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _explained(owner: str, error: Exception) -> str:
-    """The message of an error that a function has raised, often under torch.vmap."""
-    for words, (fault, remedy) in _VMAP_ERRORS.items():
-        if re.search(words, str(error)):
-            return refusal(owner, fault, remedy=remedy)
-    return refusal(owner, f"raised {type(error).__name__}: {str(error).removesuffix('.')}")
 
 
 def _check_fields(

@@ -78,15 +78,14 @@ def register(
         must = 'id must have the form "namespace/Name-v0" or "Name-v0"'
         raise ValueError(refusal("register", must, f"{id!r}"))
     if id in registration.registry:
-        raise ValueError(refusal("register", "id must be new", id, "Give it another name"))
+        raise ValueError(refusal("register", "id must be new", id))
     must = "func_env must be a FuncEnv class, or a function that returns a FuncEnv"
     if not callable(func_env):
-        raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
+        raise TypeError(refusal("register", must, f"{func_env!r}"))
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
         got = f"the class {func_env.__name__} without {missing}"
-        remedy = "gymnasium.register takes a gymnasium.Env"
-        raise TypeError(refusal("register", must, got, remedy))
+        raise TypeError(refusal("register", must, got))
     if max_episode_steps is not None:
         validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
     try:
@@ -169,11 +168,7 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = (
-            "A FuncEnv goes to FunctionalEnv, a vector env to from_gymnasium, and the class of an"
-            " env to gymnasium.register"
-        )
-        raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
+        raise TypeError(refusal("make", "id must be a string or an env's spec", id))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
     if num_envs is not None:
@@ -235,8 +230,7 @@ def _make_torch(
         must = f"id must be in {sorted({*NATIVE, *_REGISTERED})} for backend='torch'"
         raise ValueError(refusal("make", must, id))
     if params is not None and spec.id not in _REGISTERED:
-        remedy = "Pass keyword arguments for other envs"
-        raise ValueError(refusal("make", "params must come with an id of register", id, remedy))
+        raise ValueError(refusal("make", "params must come with an id of register", id))
     with _arguments_of(f"{id} in torch"):
         functions = func_env(**kwargs)
     return FunctionalEnv(
@@ -309,11 +303,9 @@ def _make_envpool(
         envpool = importlib.import_module("envpool")
     except ImportError as error:
         fault = f"backend='envpool' needs the package envpool ({error})"
-        remedy = "Install it with `pip install torchwrap[envpool]`"
-        raise ImportError(refusal("make", fault, remedy=remedy)) from error
+        raise ImportError(refusal("make", fault)) from error
     if id not in envpool.list_all_envs():
-        remedy = "`envpool.list_all_envs()` lists them, without a namespace such as ALE/"
-        raise ValueError(refusal("make", "id must be one of EnvPool's", id, remedy))
+        raise ValueError(refusal("make", "id must be in envpool.list_all_envs()", id))
     if kwargs.get("max_episode_steps") == -1:
         kwargs["max_episode_steps"] = NO_LIMIT
     first_index = common["first_index"]
@@ -341,13 +333,9 @@ def _make_ale(
         raise ValueError(refusal("make", must, id))
     if kwargs.get("max_episode_steps") == -1:
         del kwargs["max_episode_steps"]
-    remedy = (
-        "Put transforms.TimeLimit on the env for max_episode_steps, pass seed to env.reset, and "
-        'backend="gymnasium" for render_mode'
-    )
     kwargs.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
     mode: Any = "vector_entry_point"
-    with _arguments_of("ALE's vector env", remedy):
+    with _arguments_of("ALE's vector env"):
         vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode=mode, **kwargs)
     return GymnasiumEnv(vector_env, info_keys=info_keys, **common)
 
@@ -361,12 +349,12 @@ _MAKERS: dict[str, Callable[..., Env]] = {
 
 
 @contextlib.contextmanager
-def _arguments_of(what: str, remedy: str = "A seed goes to env.reset(seed=0)") -> Iterator[None]:
+def _arguments_of(what: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, AssertionError, gymnasium.error.Error) as error:
         must = f"arguments must be those of {what} ({error})"
-        raise ValueError(refusal("make", must, remedy=remedy)) from error
+        raise ValueError(refusal("make", must)) from error
 
 
 def _spec_of(id: str, backend: str | None) -> EnvSpec:
@@ -381,12 +369,8 @@ def _spec_of(id: str, backend: str | None) -> EnvSpec:
             importlib.import_module(module)
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        remedy = (
-            'Name the module that registers it: `make("module:id")`, such as "ale_py:ALE/Pong-v5" '
-            "after `pip install torchwrap[atari]`, or one of yours that calls torchwrap.register"
-        )
-        must = f"id must be registered ({error})"
-        raise ValueError(refusal("make", must, f"{id!r}", remedy)) from None
+        must = f"id must be registered, or name the module that does it, module:id ({error})"
+        raise ValueError(refusal("make", must, f"{id!r}")) from None
     if name in _REGISTERED and backend not in (None, "torch"):
         must = f'backend must be "torch" for {id}, an id of torchwrap.register'
         raise ValueError(refusal("make", must, backend))

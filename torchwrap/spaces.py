@@ -295,10 +295,7 @@ def box(
     must = f"{what} space must be a Box"
     if of:
         must = f"{must} of {of}"
-    remedy = ""
-    if path or isinstance(space, spaces.Dict):
-        remedy = "Transform entries of a Dict with ObservationKeys"
-    raise TypeError(refusal(owner, must, space, remedy))
+    raise TypeError(refusal(owner, must, space))
 
 
 # Checks of values.
@@ -417,8 +414,7 @@ def check_layer(
     # After a reset, the rows that were not reset may hold anything.
     check(owner, "observation", space, td["observation"], num_envs, device, bounds=flags)
     for key, to in dtypes.items():
-        remedy = f"`.unsqueeze(-1)` makes a column, `.to({to})` converts it"
-        check_tensor(owner, key, td[key], (num_envs, 1), to, device, remedy)
+        check_tensor(owner, key, td[key], (num_envs, 1), to, device)
 
 
 def check_function(
@@ -443,8 +439,7 @@ def check_function(
             kind = TypeError if isinstance(error, TypeError) else ValueError
             fault = f"func must take {what}, but it raised {type(error).__name__}: {error}"
             raise kind(refusal(owner, fault)) from error
-    remedy = "" if what == "rewards" else "Pass the new space too"
-    check(owner, f"func's {what}", returns, result, num_envs, device, remedy=remedy)
+    check(owner, f"func's {what}", returns, result, num_envs, device)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,8 +79,8 @@ HOST_READS = {
 
 
 @pytest.mark.parametrize("function", HOST_READS.values(), ids=HOST_READS)
-def test_function_that_reads_on_the_host_is_told_the_remedy(function):
-    with pytest.raises(TypeError, match=r"reward.*torch\.where.*torch\.stack"):
+def test_function_that_reads_on_the_host_is_named(function):
+    with pytest.raises(TypeError, match=r"Variant\.reward"):
         FunctionalEnv(on_position(function), 3)
 
 
