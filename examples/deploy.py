@@ -82,12 +82,10 @@ def main(args: Args) -> tuple[list[float], list[float]]:
         return agent.actor(td["observation"]).argmax(-1)
 
     # Deployment
-    module = tw.deploy(env, act)
-    shapes = module.dynamic_shapes()
-    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
+    deployed = tw.deploy(env, act)
     path = folder / "policy.pt2"
-    metadata = json.dumps(module.metadata, indent=2)
-    torch.export.save(program, path, extra_files={"metadata.json": metadata})
+    metadata = json.dumps(deployed.metadata, indent=2)
+    torch.export.save(deployed.program, path, extra_files={"metadata.json": metadata})
     print(metadata)
 
     episodes = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)

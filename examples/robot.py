@@ -91,15 +91,14 @@ class Arm(FuncEnv):
         return {"upright": (torch.cos(next_state["angle"]) > 0.95).float()}
 
 
-def make_env(num_envs: int, device: str = "cpu") -> tw.Env:
-    sensor = [
-        T.AddNoise(0.01),
-        T.DelayObservation((0, 2), padding_type="reset"),
-        T.FrameStackObservation(5, axis=-1),
-    ]
+def make_env(num_envs: int, device: str = "cpu", noisy: bool = True) -> tw.Env:
+    """Without noise and delays it is the stack of a real robot, which has its own."""
+    noise = [T.AddNoise(0.01), T.DelayObservation((0, 2), padding_type="reset")] if noisy else []
+    late = [T.DelayAction((0, 1))] if noisy else []
+    sensor = [*noise, T.FrameStackObservation(5, axis=-1)]
     return tw.TransformedEnv(
         tw.FunctionalEnv(Arm(), num_envs, device=device, max_episode_steps=200),
-        T.DelayAction((0, 1)),
+        *late,
         T.ClipAction(),  # because rsl_rl's actions are unbounded
         T.RecordEpisodeStatistics(metrics={"upright": "mean"}),
         T.ObservationKeys({"policy": sensor}),
@@ -139,20 +138,17 @@ def train(env: tw.Env, args: Args) -> nn.Module:
     return RslRlPolicy(runner.get_inference_policy())
 
 
-def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
-    """Writes the ONNX file without noise and delays, because a robot has its own."""
-    sensors = ["AddNoise", "DelayObservation", "DelayAction"]
-    module = tw.deploy(env, policy, observations=["policy"], without=sensors)
-    shapes = module.dynamic_shapes()
-    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
-    onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
-    onnx_program.save(path)
-    metadata = json.dumps(module.metadata, indent=2)  # shapes, bounds, and entries of the state
+def deploy(env: tw.Env, policy, path: Path):
+    """Writes the ONNX file: the stack, the normalization and the actor."""
+    deployed = tw.deploy(env, policy)
+    names = deployed.onnx_names()
+    torch.onnx.export(deployed.program, dynamo=True, verbose=False, **names).save(path)
+    metadata = json.dumps(deployed.metadata, indent=2)  # shapes, bounds, and entries of the state
     path.with_suffix(".json").write_text(metadata)
-    return module
+    return deployed
 
 
-def play(path: Path, module: nn.Module, seed: int) -> tuple[float, float]:
+def play(path: Path, deployed, seed: int) -> tuple[float, float]:
     """Plays an episode with the ONNX file.
 
     Returns the fraction of steps upright, and the largest difference from PyTorch's actions.
@@ -160,15 +156,15 @@ def play(path: Path, module: nn.Module, seed: int) -> tuple[float, float]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = module.onnx_names()["input_names"]
+    names = deployed.onnx_names()["input_names"]
     env = tw.FunctionalEnv(Arm(), 1, max_episode_steps=200)
     td = env.reset(seed=seed)
-    state = module.initial_state(1)
+    state = deployed.initial_state(1)
     upright = 0.0
     error = 0.0
     for _ in range(200):
         observation = {"policy": td["observation", "policy"]}
-        expected, _ = module(observation, state)
+        expected, _ = deployed(observation, state)
         arrays = [value.numpy() for value in (*observation.values(), *state.values())]
         outputs = session.run(None, dict(zip(names, arrays)))
         action, *next_state = map(torch.from_numpy, outputs)
@@ -189,8 +185,8 @@ def main(args: Args) -> dict[str, float]:
     episodes = tw.evaluate(test_env, policy, args.num_eval_envs, seed=args.seed + 1000)
     policy.cpu()
     path = args.out / "policy.onnx"
-    module = deploy(make_env(1), policy, path)
-    onnx_upright, onnx_error = play(path, module, args.seed)
+    deployed = deploy(make_env(1, noisy=False), policy, path)
+    onnx_upright, onnx_error = play(path, deployed, args.seed)
     results = {
         "episode_return": episodes["episode_return"].mean().item(),
         "episode_upright": episodes["episode_upright"].mean().item(),

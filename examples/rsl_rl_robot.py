@@ -188,26 +188,24 @@ def train(args: Args, env: tw.Env) -> nn.Module:
     return RslRlPolicy(runner.get_inference_policy("cpu"))
 
 
-def export(env: tw.Env, policy: nn.Module, path: Path) -> nn.Module:
+def export(env: tw.Env, policy: nn.Module, path: Path):
     """Writes history, delay, normalization and network to a file, for any number of robots."""
-    module = tw.deploy(env, policy, observations=["student"], without=["AddNoise"])
-    shapes = module.dynamic_shapes()
-    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
-    onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
-    onnx_program.save(path)
-    return module
+    deployed = tw.deploy(env, policy)
+    names = deployed.onnx_names()
+    torch.onnx.export(deployed.program, dynamo=True, verbose=False, **names).save(path)
+    return deployed
 
 
 @torch.no_grad()
-def play(module, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
+def play(deployed, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
     """The policy plays, and the file beside it: on a bare arm, because it has the delay itself."""
     path = args.out / "policy.onnx"
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = module.onnx_names()["input_names"]
+    names = deployed.onnx_names()["input_names"]
     arm = make_arm(env.num_envs, level=1.0).eval()  # without the curriculum
     raw = arm.reset(seed=args.seed)
     td = env.reset(seed=args.seed)
-    state = module.initial_state(env.num_envs)
+    state = deployed.initial_state(env.num_envs)
     upright = []
     errors = []
     for _ in range(args.eval_steps):
@@ -236,8 +234,8 @@ def main(args: Args) -> dict[str, float]:
         return {}
     test_env = make_env(100, level=1.0, delay=1)
     test_env.load_state_dict(env.state_dict())
-    module = export(test_env, policy, args.out / "policy.onnx")
-    results = play(module, test_env.eval(), policy, args)
+    deployed = export(test_env, policy, args.out / "policy.onnx")
+    results = play(deployed, test_env.eval(), policy, args)
     print(json.dumps(results, indent=2))
     return results
 

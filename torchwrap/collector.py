@@ -207,7 +207,7 @@ def evaluate(
     episodes = totals.new_zeros(num_envs, per_env + 1, width)  # the last: beyond those asked for
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
     rows = torch.arange(num_envs, device=env.device)
-    with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
+    with eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
         if policy is not None:
             policy = FirstCalls("evaluate", policy)
@@ -253,7 +253,7 @@ def _check_lengths(env: Env, lengths: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _eval_mode(*roots: torch.nn.Module) -> Iterator[None]:
+def eval_mode(*roots: torch.nn.Module) -> Iterator[None]:
     """Puts modules in eval mode, and each back in its own mode in the end."""
     modes = {module: module.training for root in roots for module in root.modules()}
     try:

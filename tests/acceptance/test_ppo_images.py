@@ -101,9 +101,9 @@ def test_ppo_learns_from_pictures_and_is_deployed(registry, tmp_path, compiled):
     env = ppo.make_env(args, 36)
     agent = ppo.Agent(env)
     agent.load_state_dict(torch.load(tmp_path / "agent.pt", weights_only=True)["agent"])
-    module = tw.deploy(env, lambda td: td.set("action", agent.actor(td["observation"]).argmax(-1)))
+    deployed = tw.deploy(env, lambda td: agent.actor(td["observation"]).argmax(-1))
     td = env.reset(options={"state": {"cell": torch.arange(36)}})
-    correct = module(td["observation"]) == (torch.arange(36) % 6 > 2)
+    correct = deployed(td["observation"]) == (torch.arange(36) % 6 > 2)
     assert correct.sum() > 32
 
 

@@ -442,22 +442,18 @@ def test_state_of_a_model_in_its_runner_is_left_alone(name):
     assert policy.model.get_hidden_state() is before
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # PyTorch's own, for its RNNs
 @pytest.mark.parametrize("name", MODELS)
 def test_deployed_model_acts_as_the_model(name):
     policy, model = trained(name)
     env = tw.TransformedEnv(make_pendulum(1), *policy.transforms)
-    module = tw.deploy(env, policy)
-    program = torch.export.export(
-        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
-    )
-    state = module.initial_state(4)
+    deployed = tw.deploy(env, policy)
+    state = deployed.initial_state(4)
     model.reset()
     with torch.no_grad():
         for _ in range(3):
             raw = torch.randn(4, 3)
             expected = 2 * model(TensorDict({"policy": raw}, [4])).clamp(-1, 1)
-            results = program.module()(raw, *([state] if state else []))
+            results = deployed(raw, state)
             action, state = results if state else (results, state)
             torch.testing.assert_close(action, expected)
 
@@ -472,13 +468,13 @@ def test_trained_policy_is_deployed():
     runner = make_runner(env)
     runner.learn(1)
     policy = RslRlPolicy(runner.get_inference_policy())
-    module = tw.deploy(env, policy)
+    deployed = tw.deploy(env, policy)
     raw = torch.randn(5, 3)
     normalized = env.transforms[3].observation(raw)
     with torch.no_grad():
         td = TensorDict({"observation": normalized}, [5])
         expected = 2 * policy(td)["action"].clamp(-1, 1)
-        torch.testing.assert_close(module(raw), expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(deployed(raw), expected, atol=1e-6, rtol=1e-6)
 
 
 # Runs that go on.

@@ -74,8 +74,6 @@ class _Groups(Transform):
     ) -> TensorDict:
         entries = self._entries(td["observation"])
         for name, part in self.parts.items():
-            if name not in entries:  # `deploy` leaves out what the policy does not read
-                continue
             # A copy, because each stack may write to its input.
             below = td.copy().set("observation", entries[name].clone())
             result = getattr(part, hook)(below, *mask)

@@ -137,8 +137,8 @@ class CommandObservation(AugmentedObservation):
 
     It is uniform, and drawn at the start of an episode and every `period` steps, as Isaac Lab's
     `CommandTerm` does. `("next", "info", key)` is the command that the agent saw before the step,
-    for rewards. `deploy(..., without=["CommandObservation"])` takes the command from the caller, as
-    a part of the observation.
+    for rewards. To deploy a policy that takes the command from its caller, put the layers above on
+    an env whose observation holds it.
 
     Args:
         low, high: bounds of the command, arrays of its shape.
