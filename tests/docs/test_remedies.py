@@ -57,7 +57,8 @@ def test_policy_of_sb3_is_exported_without_validation(unvalidated):
     policy = lambda td: model.policy._predict(td["observation"], deterministic=True)  # noqa: E731
     observation = torch.randn(64, 4)
     actions = tw.deploy(env, policy)(observation)
-    expected, _ = model.predict(env.transforms[0].observation(observation), deterministic=True)
+    normalized = env.transforms[0].observation(observation).numpy()
+    expected, _ = model.predict(normalized, deterministic=True)
     assert len(actions.unique()) == 2
     np.testing.assert_array_equal(actions, expected)
 
