@@ -93,10 +93,10 @@ def deploy(env: Env, policy: Policy) -> DeployedPolicy:
         _, state = results[0]
         # This call also replaces what tracing has left in attributes of the policy.
         action, following = step(observation, state)
-        names = list(deployed.initial_state(1))
-        state, following = ({name: each[name] for name in names} for each in (state, following))
-        result = deployed(observation, state)
-        _check_equal(result, (action, following) if names else action)
+        kept = deployed.initial_state(1)
+        result = deployed(observation, {name: state[name] for name in kept})
+        expected = {name: following[name] for name in kept}
+        _check_equal(result, (action, expected) if kept else action)
     return deployed
 
 
@@ -164,8 +164,8 @@ class DeployedPolicy:
         if not isinstance(given, Mapping):
             must = "state must be a dict of tensors"
             raise TypeError(refusal(OWNER, must, type(state).__name__))
-        got = _layout(given)
-        needed = _layout(self.initial_state(number))
+        got = rows.layout(tensordict(given))
+        needed = rows.layout(tensordict(self.initial_state(number)))
         if got != needed:
             remedy = "Start with `initial_state(batch_size)`"
             raise ValueError(refusal(OWNER, f"state must hold {needed}", got, remedy))
@@ -185,7 +185,9 @@ class _Step:
         self.lasts = has_stateful or bool(env.signature.policy_state)
         # The state consists of the rows that transforms hold, and of those that start here.
         self.held = self.transforms._paths("_env_buffer_names")
-        self.initial: State = {path: self.transforms.get_buffer(path).clone() for path in self.held}
+        self.initial: State = {}
+        for path in self.held:
+            self.initial[path] = self.transforms.get_buffer(path).clone()
         is_first = EnvBuffer((1,), torch.bool, fill=True)
         for name, row in {**env.signature.policy_state, "is_first": is_first}.items():
             self.initial[name] = row.allocate(None, 1, env.device)
@@ -270,9 +272,9 @@ def _export(step: _Step, space: Space[Any], initial: State) -> Any:
 
     module: Any = nn.Module()
     module.forward = forward
-    example: Tree = (_plain(spaces.zeros(space, 2, step.env.device)), _repeated(initial, 2))
-    if not initial:
-        example = example[:1]
+    example: Tree = (_plain(spaces.zeros(space, 2, step.env.device)),)
+    if initial:
+        example += (_repeated(initial, 2),)
     dimensions: Any = itertools.repeat({0: torch.export.Dim("batch")})
     shapes = rows.builder(example)(dimensions)
     with warnings.catch_warnings():
@@ -285,7 +287,11 @@ def _export(step: _Step, space: Space[Any], initial: State) -> Any:
         return program.run_decompositions({})
 
 
-def _needed(program: Any, space: Space[Any], initial: State) -> tuple[Space[Any], State]:
+def _needed(
+    program: Any,
+    space: Space[Any],
+    initial: State,
+) -> tuple[Space[Any], State]:
     """The entries of the raw observation, and of the state, that the action depends on."""
     signature = program.graph_signature
     keys = [path[:1] for path, _ in spaces.leaves(space)]
@@ -310,9 +316,9 @@ def _needed(program: Any, space: Space[Any], initial: State) -> tuple[Space[Any]
         if not str(node.target).startswith("aten.sym_"):  # a size
             queue += [each.name for each in node.all_input_nodes]
     parts = spaces.children(space) or {}
-    kept = [(key, part) for key, part in parts.items() if (key,) in found]
+    kept = [key for key in parts if (key,) in found]
     if 0 < len(kept) < len(parts):
-        space = gym_spaces.Dict(kept)
+        space = gym_spaces.Dict([(key, parts[key]) for key in kept])
     return space, {name: row for name, row in initial.items() if name in found}
 
 
@@ -321,13 +327,13 @@ def _same_values(graph: Any) -> dict[str, str]:
     same_as: dict[str, str] = {}
     first_of: dict[str, str] = {}
     for node in graph.nodes:
-        given = (node.args, node.kwargs)
-        given = torch.fx.node.map_arg(given, lambda each: same_as[each.name])
-        key = f"{node.target} {given}"
+        args = torch.fx.node.map_arg(node.args, lambda each: same_as[each.name])
+        kwargs = torch.fx.node.map_arg(node.kwargs, lambda each: same_as[each.name])
+        key = f"{node.target} {args} {kwargs}"
         if node.target is torch.ops.aten.clone.default:
-            key = given[0][0]
-        elif node.target is torch.ops.aten.where.self and given[0][1] == given[0][2]:
-            key = given[0][1]
+            key = args[0]
+        elif node.target is torch.ops.aten.where.self and args[1] == args[2]:
+            key = args[1]
         same_as[node.name] = first_of.setdefault(key, node.name)
         first_of[node.name] = same_as[node.name]
     return same_as
@@ -411,9 +417,10 @@ def _unusable(part: Any, reason: object) -> ValueError:
 def _is_stateless(transform: Transform) -> bool:
     """Whether the transform computes the same whether or not a row starts an episode."""
     hooks = [(kind.step, kind.reset) for kind in _STATELESS]
-    parts = [part for part in transform.modules() if isinstance(part, Transform)]
-    same = all((type(part).step, type(part).reset) in hooks for part in parts)
-    return same and not transform._paths("_env_buffer_names")
+    for part in transform.modules():
+        if isinstance(part, Transform) and (type(part).step, type(part).reset) not in hooks:
+            return False
+    return not transform._paths("_env_buffer_names")
 
 
 def _check_equal(first: Any, second: Any) -> None:
@@ -426,11 +433,10 @@ def _check_equal(first: Any, second: Any) -> None:
 
 
 def _repeated(initial: State, number: Any) -> State:
-    return {name: row.expand(number, *row.shape[1:]).clone() for name, row in initial.items()}
-
-
-def _layout(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: (tuple(row.shape), row.dtype) for name, row in state.items()}
+    state = {}
+    for name, row in initial.items():
+        state[name] = row.expand(number, *row.shape[1:]).clone()
+    return state
 
 
 def _paths(name: str, space: Space[Any]) -> list[str]:
