@@ -73,8 +73,3 @@ HOLDERS = {
     "object in an object": in_an_object_in_an_object,
     "dict": in_a_dict,
 }
-
-
-def on_host(policy):
-    """The policy with a read of its action on the host, as `predict` of Stable-Baselines3."""
-    return lambda td: torch.as_tensor(policy(td).detach().numpy())

@@ -416,10 +416,10 @@ def _unusable(part: Any, reason: object) -> ValueError:
 
 def _is_stateless(transform: Transform) -> bool:
     """Whether the transform computes the same whether or not a row starts an episode."""
-    hooks = [(kind.step, kind.reset) for kind in _STATELESS]
-    for part in transform.modules():
-        if isinstance(part, Transform) and (type(part).step, type(part).reset) not in hooks:
-            return False
+    known = [(kind.step, kind.reset) for kind in _STATELESS]
+    kinds = [type(part) for part in transform.modules() if isinstance(part, Transform)]
+    if any((kind.step, kind.reset) not in known for kind in kinds):
+        return False
     return not transform._paths("_env_buffer_names")
 
 
