@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any, TypeAlias
 
@@ -14,7 +13,6 @@ from rsl_rl.env import VecEnv
 from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
@@ -294,15 +292,6 @@ class RslRlPolicy(nn.Module):
     def transforms(self) -> list[Transform]:
         """The outermost transforms of its envs: a `PolicyState` for a recurrent model."""
         return [PolicyState(self.shapes)] if self.shapes else []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RslRlPolicy:
-        # The runner's state and its last distribution, which has a graph of autograd, stay behind.
-        memo[id(self.model.get_hidden_state())] = None
-        if self.model.distribution is not None:
-            for value in vars(self.model.distribution).values():
-                if isinstance(value, Distribution):
-                    memo[id(value)] = None
-        return RslRlPolicy(copy.deepcopy(self.model, memo))
 
     def forward(self, td: TensorDict) -> TensorDict:
         own = self.model.get_hidden_state()
