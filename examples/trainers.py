@@ -199,7 +199,8 @@ def train_skrl(seed: int, num_updates: int = 73) -> Trained:
         close_environment_at_exit=False,
     )
     SequentialTrainer(cfg=trainer_cfg, env=skrl_env, agents=agent).train()
-    return env, lambda td: models["policy"].net(td["observation"]).argmax(-1)
+    policy = models["policy"]
+    return env, lambda td: policy.net(td["observation"]).argmax(-1)
 
 
 def train_rl_games(seed: int, num_updates: int = 40) -> Trained:

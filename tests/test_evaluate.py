@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from holders import HOLDERS, Holder
+from holders import HOLDERS
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -207,49 +207,17 @@ class Drops(torch.nn.Module):
         return self.dropout(torch.ones(2, 6))
 
 
-def beside_another_module(network):
-    agent = Holder(torch.nn.Identity())
-    agent.heads = [{"actor": Holder(network)}]
-    return lambda td: agent.heads[0]["actor"].act(td)
-
-
-class Stepping(Holder):
-    """An agent whose methods have the names of an env's."""
-
-    reset = None
-
-    def step(self, td):
-        return self.act(td)
-
-
-PLACES = {
-    **HOLDERS,
-    "object with reset and step": lambda network: Stepping(network).step,
-    "beside another module": beside_another_module,
-}
+FOUND = ("variable", "method", "decorated", "compiled", "object")
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("hold", PLACES.values(), ids=PLACES)
-def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
+@pytest.mark.parametrize("name", FOUND)
+def test_evaluate_puts_the_policy_into_eval_mode_and_back(name, train):
     network = Drops()
     network.train(train).dropout.train()
-    tw.evaluate(scripted(3), hold(network), 2)
+    tw.evaluate(scripted(3), HOLDERS[name](network), 2)
     assert set(network.modes) == {(False, False)}
     assert (network.training, network.dropout.training) == (train, True)
-
-
-def test_evaluate_does_not_search_the_data_of_an_agent():
-    class Searched:
-        @property
-        def __dict__(self):
-            raise AssertionError
-
-    agent = Holder(Drops())
-    agent.memory = [Searched()] * 2_000
-    agent.env = scripted(3)
-    agent.optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
-    tw.evaluate(scripted(3), agent.act, 2)
 
 
 def test_evaluate_of_a_policy_that_raises_puts_it_back():

@@ -321,18 +321,6 @@ class Buffered(nn.Module):
         return self.hidden.clone()
 
 
-class Differences(nn.Module):
-    """Acts on the difference to the last observation."""
-
-    last = None
-
-    def forward(self, td):
-        observation = td["observation"]
-        last = observation if self.last is None else self.last
-        self.last = observation
-        return (observation - last).repeat(1, 3)
-
-
 class Agent:
     """A plain object that keeps the hidden state of its network."""
 
@@ -376,59 +364,17 @@ STATEFUL = {
     "gru": lambda: StatefulRnn(2, 6, nn.GRU),
     "compiled": lambda: torch.compile(StatefulRnn(2, 6, nn.GRU), backend="eager"),
     "buffer": Buffered,
-    "last observation": Differences,
     "object": lambda: Agent().act,
     "closure": in_closure,
     "arrays": in_arrays,
 }
-stateful = pytest.mark.parametrize("make_policy", STATEFUL.values(), ids=STATEFUL)
 
 
-@stateful
+@pytest.mark.parametrize("make_policy", STATEFUL.values(), ids=STATEFUL)
 @torch.no_grad()
 def test_evaluate_of_a_policy_with_state_of_its_own_raises(make_policy):
     with pytest.raises(ValueError, match="PolicyState"):
         tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)
-
-
-class LearnsStatistics(nn.Module):
-    """A policy that normalizes by buffers with one row, whatever the number of envs."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 6)
-        self.register_buffer("mean", torch.zeros(1, 2))
-        self.register_buffer("count", torch.zeros(1, 1))
-
-    def forward(self, td):
-        self.count += 1
-        self.mean = self.mean + (td["observation"].mean(0, keepdim=True) - self.mean) / self.count
-        return self.linear(td["observation"] - self.mean)
-
-
-@pytest.mark.parametrize("num_envs", [1, 2])
-@torch.no_grad()
-def test_collector_of_a_policy_that_learns_statistics_collects_with_any_number_of_envs(num_envs):
-    policy = LearnsStatistics()
-    tw.rollout(ScriptedEnv(num_envs, (2,)), policy, 6)
-    assert policy.count == 6
-
-
-class Learns(nn.Module):
-    """Standardizes observations, and in train mode learns how."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 6)
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(2))
-
-    def forward(self, td):
-        observation = td["observation"]
-        if self.training:
-            self.count += 1
-            self.mean += (observation.mean(0) - self.mean) / self.count
-        return self.layer(observation - self.mean)
 
 
 class Keeps(nn.Module):
@@ -458,35 +404,23 @@ class Observed(nn.Module):
         return td["observation"]
 
 
-def spectral_norm(norm):
-    return layers(norm(nn.Linear(2, NUM_ENVS)), norm(nn.Linear(NUM_ENVS, 6)))
+def sampling():
+    """Draws its weights in the first call, and an action in each."""
+    network = nn.LazyLinear(6)
+    return lambda td: torch.normal(network(td["observation"]), 1.0)
 
 
 STATELESS = {
-    "batch norm": lambda: layers(
-        nn.Linear(2, NUM_ENVS), nn.BatchNorm1d(NUM_ENVS), nn.LazyLinear(6)
-    ),
-    "average of batches": lambda: layers(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 6)),
-    "user's statistics": Learns,
+    "batch norm": lambda: layers(nn.BatchNorm1d(2), nn.LazyLinear(6)),
     "cache and results": Keeps,
-    "spectral norm": lambda: spectral_norm(nn.utils.parametrizations.spectral_norm),
-    "spectral norm in a hook": lambda: spectral_norm(nn.utils.spectral_norm),
-    "weight norm": lambda: spectral_norm(nn.utils.parametrizations.weight_norm),
-    "recurrent, reset": lambda: lambda td: nn.GRU(2, 6)(td["observation"].unsqueeze(0))[0][0],
+    "spectral norm": lambda: layers(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 6))),
+    "samples": sampling,
 }
-stateless = pytest.mark.parametrize("make_policy", STATELESS.values(), ids=STATELESS)
 
-
-@stateless
-def test_evaluate_of_a_policy_that_only_keeps_tensors_runs(make_policy):
+@pytest.mark.parametrize("make_policy", STATELESS.values(), ids=STATELESS)
+def test_evaluate_of_a_policy_without_state_of_an_episode_runs(make_policy):
     result = tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)
     assert len(result) == NUM_ENVS
-
-
-@stateless
-def test_collector_of_a_policy_that_learns_runs(make_policy):
-    data = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), 5)
-    assert data["action"].shape == (NUM_ENVS, 5, 6)
 
 
 def test_collector_with_batch_norm_learns_its_statistics():

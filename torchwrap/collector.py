@@ -15,9 +15,10 @@ from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import tensordict
+from torchwrap._core.generators import kept_generators
+from torchwrap._core.rows import equal, tensordict
 from torchwrap.env import Env, Root
-from torchwrap.policy import FirstCalls, Policy, act, modules_of
+from torchwrap.policy import DECLARED, Policy, act, modules_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Storage = dict[NestedKey, Tensor]
@@ -182,6 +183,8 @@ def evaluate(
         `RecordEpisodeStatistics`.
 
     Raises:
+        ValueError: for a policy that carries state from call to call, which no episode resets:
+            two calls at the start, with the same root and global generators, differ.
         RuntimeError: with no `max_steps`, if an episode does not end within 100,000 steps, or four
             times the env's own limit.
 
@@ -210,7 +213,7 @@ def evaluate(
     with eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
         if policy is not None:
-            policy = FirstCalls("evaluate", policy)
+            _check_repeats(env, policy, td)
         for step in itertools.count(1):
             transition, td = env.step(act(env, policy, td))
             successor = transition["next"]
@@ -236,6 +239,18 @@ def evaluate(
     for name, values in zip(keys, metrics, strict=True):
         columns[f"episode_{name}"] = values.float()
     return TensorDict(columns, [len(returns)])  # type: ignore[arg-type]
+
+
+def _check_repeats(env: Env, policy: Policy, root: TensorDict) -> None:
+    """Raises if two calls with the same root and global generators return different actions."""
+    actions = []
+    for _ in range(3):  # the first one may fill caches
+        with kept_generators():
+            actions.append(act(env, policy, root.clone())["action"])
+    _, first, second = actions
+    if not equal(first, second, 1e-5):
+        must = "policy must return the same action in two calls with the same root"
+        raise ValueError(refusal("evaluate", must, remedy=DECLARED))
 
 
 def _check_lengths(env: Env, lengths: Tensor) -> None:

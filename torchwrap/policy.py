@@ -312,42 +312,26 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def modules_of(policy: Any) -> list[nn.Module]:
-    """The modules that a policy reaches. Long lists and dicts are data, such as a replay buffer.
+    """The modules of a policy: itself, the object of a method, and what a function names.
 
-    It reaches the object of a method, the parts of a `functools.partial`, tuple, list or dict, what
-    a function and others of its file name (globals, closure and defaults), and the attributes of a
-    plain object, such as `model.policy`, but not those of another library's env.
+    A function names variables of its closure and globals. A plain object, such as the model in
+    `model.policy`, stands for the modules among its attributes.
     """
+    # Under decorators, such as `torch.no_grad` and `torch.compile`. A method is that of its object.
+    policy = inspect.unwrap(policy, stop=inspect.ismethod)
+    objects = [policy]
+    if inspect.ismethod(policy):
+        objects = [policy.__self__]
+    elif inspect.isfunction(policy):
+        named = inspect.getclosurevars(policy)
+        objects = [*named.nonlocals.values(), *named.globals.values()]
     found: list[nn.Module] = []
-    values = [policy]
-    known: set[int] = set()
-    for value in values:  # the list grows
-        if id(value) in known:
-            continue
-        known.add(id(value))
-        match value:
-            case nn.Module():
-                found.append(value)
-            case tuple() | list() | dict() if len(value) > _MOST_PARTS:
-                pass
-            case tuple() | list():
-                values += value
-            case dict():
-                values += value.values()
-            case functools.partial():
-                values += value.func, value.args, value.keywords
-            case types.MethodType():
-                values.append(value.__self__)
-            case types.FunctionType():
-                value = uncompiled(value)
-                values += variables_of(value), value.__defaults__, value.__kwdefaults__
-            case type() | types.ModuleType() | Tensor() | torch.optim.Optimizer():
-                pass
-            case _:
-                # An agent may have `reset` and `step`, too.
-                is_env = all(hasattr(value, name) for name in ("reset", "step", "action_space"))
-                if not is_env:
-                    values += getattr(value, "__dict__", {}).values()
+    for value in objects:
+        if isinstance(value, nn.Module):
+            found.append(value)
+        elif not isinstance(value, types.ModuleType | type):
+            attributes = getattr(value, "__dict__", {}).values()
+            found += [part for part in attributes if isinstance(part, nn.Module)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""For authors of envs and transforms: ScriptedEnv, and the contract as code."""
+"""For authors of envs, transforms and policies: ScriptedEnv, and the contract as code."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ import torch
 from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchwrap import random, registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
 from torchwrap._core.buffers import EnvBuffer, distrust
 from torchwrap._core.errors import refusal
-from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import RowMask, equal, leaves
+from torchwrap._core.generators import kept_generators, no_foreign_draws
+from torchwrap._core.rows import RowMask, equal, layout, leaves
+from torchwrap.collector import eval_mode
 from torchwrap.env import Env, Options
 from torchwrap.functional import FunctionalEnv
+from torchwrap.policy import DECLARED, Policy, act, modules_of
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -273,6 +276,72 @@ def check_transform(
     if make_env is ScriptedEnv:
         make_env = functools.partial(ScriptedEnv, episode_lengths=(17, 3, 1, 12))
     _run_checks(again, make_env, make, _RandomSteps)
+
+
+@torch.no_grad()
+def check_policy(env: Env, policy: Policy) -> None:
+    """Checks that a policy can be evaluated, compiled and collected with.
+
+    Args:
+        env: is reset, and takes 40 steps: pass a separate one, with two envs or more.
+        policy: as for `Collector`. It is called in eval mode, and then in its own modes.
+
+    Raises:
+        AssertionError: if the policy calls a module that `evaluate` and `compile` do not find,
+            carries state from call to call, changes the root, returns memory that a later call
+            changes, or entries whose layout changes; or mixes envs, as BatchNorm in train mode.
+        ValueError: for an action that the env refuses.
+
+    >>> network = nn.Linear(3, 6)
+    >>> check_policy(ScriptedEnv(2, (3,)), lambda td: network(td["observation"] / 2000).tanh())
+    """
+    with eval_mode(env, *modules_of(policy)):
+        root = _check_calls(env, policy)
+    copies = root[[0] * env.num_envs]  # env 0 among copies instead of other envs
+    actions = [_answer(env, policy, each)["action"][0] for each in (root, copies)]
+    fault = "the action of env 0 depends on other envs, as with BatchNorm in train mode"
+    _require(equal(*actions, tolerance=1e-5), f"policy: {fault}.")
+
+
+def _check_calls(env: Env, policy: Policy) -> TensorDict:
+    """Checks a policy in eval mode. Returns the first root."""
+    td = env.reset(seed=0)
+    called: list[nn.Module] = []
+    handle = register_module_forward_pre_hook(lambda module, _: called.append(module))
+    try:
+        _answer(env, policy, td)
+    finally:
+        handle.remove()
+    found = {part for module in modules_of(policy) for part in module.modules()}
+    unknown = [type(module).__name__ for module in called if module not in found]
+    must = "policy: evaluate and compile cannot find the module"
+    remedy = "Pass the module itself, or name it in the function"
+    _require(not unknown, f"{must} {unknown[:1]}. {remedy}.")
+    kept = []
+    for _ in range(NUM_STEPS):
+        root = td.clone()
+        with kept_generators():
+            td = act(env, policy, td)
+        is_same = equal(root, td.select(*root.keys()))
+        _require(is_same, "policy: it changes the values of its root. Write to new tensors.")
+        answer = td.exclude(*root.keys())
+        kept.append((root, answer, answer.clone()))
+        _require(layout(answer) == layout(kept[0][1]), "policy: the layout of its results changes.")
+        _, td = env.step(td)
+    for root, answer, copy in kept:
+        is_own = equal(copy, answer)
+        _require(is_own, "policy: a later call changes earlier results. Return new tensors.")
+    for root, answer, _ in (kept[0], kept[-1]):
+        again = _answer(env, policy, root)
+        fault = "policy: two calls with the same root and global generators differ"
+        _require(equal(answer, again, 1e-5), f"{fault}. {DECLARED}.")
+    return kept[0][0]
+
+
+def _answer(env: Env, policy: Policy, root: TensorDict) -> TensorDict:
+    """The entries that a policy adds to a root."""
+    with kept_generators():
+        return act(env, policy, root.clone()).exclude(*root.keys())
 
 
 # Checks. Each takes `make(num_envs=..., first_index=...)`.

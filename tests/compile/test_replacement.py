@@ -141,9 +141,7 @@ HOLDERS = {
     "an object that can be called": lambda agent: agent,
     "a function that names an object": lambda agent: lambda td: agent.network(td),
     "a lambda": lambda agent: (lambda network: lambda td: network(td))(agent.network),
-    "a partial": lambda agent: functools.partial(lambda network, td: network(td), agent.network),
     "a method of the module": lambda agent: agent.network.forward,
-    "a list": lambda agent: (lambda networks: lambda td: networks[0](td))([agent.network]),
 }
 
 
@@ -154,12 +152,23 @@ def test_module_in_plain_sight_is_found(name):
     assert_followed(pair, functools.partial(replace_layer, agent.network))
 
 
-def test_module_of_a_class_is_refused():
-    class Hidden:
-        network = Network()
+def in_a_class(network):
+    hidden = type("Hidden", (), {"part": network})
+    return lambda td: hidden.part(td)
 
-    with pytest.raises(ValueError, match="module"):
-        collectors(lambda td: Hidden.network(td))
+
+LOST = {
+    "class": in_a_class,
+    "list": lambda network: (lambda parts: lambda td: parts[0](td))([network]),
+    "partial": lambda network: functools.partial(lambda network, td: network(td), network),
+    "default": lambda network: lambda td, net=network: net(td),
+}
+
+
+@pytest.mark.parametrize("hold", LOST.values(), ids=LOST)
+def test_parameter_of_a_module_out_of_sight_is_refused_by_name(hold):
+    with pytest.raises(ValueError, match=r"Network\.body\.0\.weight.* name it in the function"):
+        collectors(hold(Network()))
 
 
 NETWORK = Network()
@@ -248,17 +257,9 @@ def scaled(network, number):
     return lambda td: number * network(td)
 
 
-def product(network, number, td):
-    return number * network(td)
-
-
 REPLACED_POLICIES = {
     "methods": lambda actor: (actor.act, actor.greedy),
     "closures over two numbers": lambda actor: (scaled(actor.network, 1), scaled(actor.network, 3)),
-    "partials": lambda actor: (
-        functools.partial(product, actor.network, 1),
-        functools.partial(product, actor.network, 3),
-    ),
 }
 
 

@@ -8,18 +8,18 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from gymnasium.experimental.functional import FuncEnv
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
-from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.inputs import Function, Inputs, places_of
 from torchwrap._core import rows
 from torchwrap._core.buffers import distrust
 from torchwrap._core.errors import refusal
@@ -45,6 +45,7 @@ _VALUE_ERRORS = (
     r"FakeTensor\.__format__"
 )
 _LIBRARIES = ("torch", "tensordict")
+_POLICY = "the policy"
 
 
 class Trace(NamedTuple):
@@ -207,12 +208,47 @@ def _reason(error: Exception) -> Refusal | None:
         return error
     text = f"{type(error).__name__}: {error}"
     if re.search("convert all Tensors to FakeTensors|fake mode", text):
-        fault = "uses a tensor that none of its modules holds"
-        remedy = "Register it as a buffer or a parameter, or a policy's state with PolicyState"
-        return Refusal(fault, remedy)
+        return _foreign(error)
     if re.search(_VALUE_ERRORS, text):
         return Refusal("reads values on the host", _USE_OPERATORS)
     return None
+
+
+def _foreign(error: Exception) -> Refusal:
+    """The fault of a tensor that is no input of the graph, with the name that a module gives it."""
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners: list[Any] = [values.get("self") for values in frames]
+    given: list[Tensor] = []
+    for values, owner in zip(frames, owners, strict=True):
+        if isinstance(owner, _Operators):
+            keywords = values.get("kwargs") or {}
+            given += _plain_tensors([*values["args"], *keywords.values()])
+    name = "a tensor"
+    is_of_module = False
+    for tensor in given[:1]:
+        name = f"a tensor of shape {tuple(tensor.shape)}"
+        is_of_module = isinstance(tensor, nn.Parameter)
+        for owner in reversed(owners):  # the outermost module names it last
+            held = [] if not isinstance(owner, nn.Module) else places_of(owner).items()
+            for path, (store, key) in held:
+                if store[key] is tensor:
+                    name = f"{type(owner).__name__}.{path}"
+                    is_of_module = True
+    remedy = "Register it as a buffer or a parameter, or a policy's state with PolicyState"
+    if is_of_module and _culprit(error) == _POLICY:
+        remedy = "Pass the module itself, or name it in the function"
+    return Refusal(f"uses {name}, held by none of its modules", remedy)
+
+
+def _plain_tensors(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors of an operator's arguments that are not traced."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found += _plain_tensors(value)
+        elif isinstance(value, Tensor) and not rows.is_traced(value):
+            found.append(value)
+    return found
 
 
 def _culprit(error: BaseException) -> str:
@@ -223,5 +259,5 @@ def _culprit(error: BaseException) -> str:
         if isinstance(owner, Env | Transform | FuncEnv):
             culprit = f"{type(owner).__name__}.{frame.f_code.co_name}"
         elif frame.f_code is act.__code__:
-            culprit = "the policy"
+            culprit = _POLICY
     return culprit

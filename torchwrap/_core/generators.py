@@ -63,6 +63,27 @@ def _states(device: torch.device) -> dict[str, Any]:
     return states
 
 
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Puts the global generators back into their states at the end of the block."""
+    accessors: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+        (torch.get_rng_state, torch.set_rng_state),
+    ]
+    for module in (torch.cuda, torch.xpu):
+        if module.is_initialized():
+            accessors.append((module.get_rng_state_all, module.set_rng_state_all))
+    if torch.backends.mps.is_available():
+        accessors.append((torch.mps.get_rng_state, torch.mps.set_rng_state))
+    states = [get_state() for get_state, _ in accessors]
+    try:
+        yield
+    finally:
+        for (_, set_state), state in zip(accessors, states, strict=True):
+            set_state(state)
+
+
 class _RefuseDraws(OperatorMode):
     """Refuses and notes the draws of this thread: a mode is active in one thread only."""
 

@@ -66,9 +66,9 @@ def leaves(value: Nested) -> list[Tensor]:
     return found
 
 
-def equal(first: Nested, second: Nested) -> bool:
+def equal(first: Nested, second: Nested, tolerance: float = 0.0) -> bool:
     """Whether nested values of one layout have equal tensors. NaN equals NaN."""
-    close = functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+    close = functools.partial(torch.allclose, rtol=tolerance, atol=tolerance, equal_nan=True)
     return all(map(close, leaves(first), leaves(second)))
 
 
