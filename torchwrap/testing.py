@@ -313,7 +313,9 @@ def _check_calls(env: Env, policy: Policy) -> TensorDict:
     finally:
         handle.remove()
     found = {part for module in modules_of(policy) for part in module.modules()}
-    unknown = [type(module).__name__ for module in called if module not in found]
+    # TorchRL makes containers anew in each call.
+    leaf_modules = [module for module in called if not list(module.children())]
+    unknown = [type(module).__name__ for module in leaf_modules if module not in found]
     must = "policy: evaluate and compile cannot find the module"
     remedy = "Pass the module itself, or name it in the function"
     _require(not unknown, f"{must} {unknown[:1]}. {remedy}.")
