@@ -317,15 +317,15 @@ def modules_of(policy: Any) -> list[nn.Module]:
     A function names variables of its closure and globals. A plain object, such as the model in
     `model.policy`, stands for the modules among its attributes.
     """
-    # Under decorators, such as `torch.no_grad` and `torch.compile`. A method is that of its object.
-    policy = inspect.unwrap(policy, stop=inspect.ismethod)
     objects = [policy]
-    if inspect.ismethod(policy):
+    found: list[nn.Module] = []
+    if isinstance(policy, types.MethodType):
         objects = [policy.__self__]
-    elif inspect.isfunction(policy):
+    elif isinstance(policy, types.FunctionType):
         named = inspect.getclosurevars(policy)
         objects = [*named.nonlocals.values(), *named.globals.values()]
-    found: list[nn.Module] = []
+        # A decorator, such as `torch.no_grad` or `torch.compile`, holds another function.
+        found = modules_of(getattr(policy, "__wrapped__", None))
     for value in objects:
         if isinstance(value, nn.Module):
             found.append(value)
