@@ -417,6 +417,7 @@ STATELESS = {
     "samples": sampling,
 }
 
+
 @pytest.mark.parametrize("make_policy", STATELESS.values(), ids=STATELESS)
 def test_evaluate_of_a_policy_without_state_of_an_episode_runs(make_policy):
     result = tw.evaluate(ScriptedEnv(NUM_ENVS, (2,)), make_policy(), NUM_ENVS)

@@ -298,9 +298,9 @@ def check_policy(env: Env, policy: Policy) -> None:
     with eval_mode(env, *modules_of(policy)):
         root = _check_calls(env, policy)
     copies = root[[0] * env.num_envs]  # env 0 among copies instead of other envs
-    actions = [_answer(env, policy, each)["action"][0] for each in (root, copies)]
+    first, second = [_answer(env, policy, each)["action"][0] for each in (root, copies)]
     fault = "the action of env 0 depends on other envs, as with BatchNorm in train mode"
-    _require(equal(*actions, tolerance=1e-5), f"policy: {fault}.")
+    _require(equal(first, second, 1e-5), f"policy: {fault}.")
 
 
 def _check_calls(env: Env, policy: Policy) -> TensorDict:
@@ -330,7 +330,7 @@ def _check_calls(env: Env, policy: Policy) -> TensorDict:
         kept.append((root, answer, answer.clone()))
         _require(layout(answer) == layout(kept[0][1]), "policy: the layout of its results changes.")
         _, td = env.step(td)
-    for root, answer, copy in kept:
+    for _, answer, copy in kept:
         is_own = equal(copy, answer)
         _require(is_own, "policy: a later call changes earlier results. Return new tensors.")
     for root, answer, _ in (kept[0], kept[-1]):
