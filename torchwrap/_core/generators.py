@@ -66,7 +66,7 @@ def _states(device: torch.device) -> dict[str, Any]:
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Puts the global generators back into their states at the end of the block."""
-    accessors: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+    accessors: list[tuple[Callable[..., Any], ...]] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
         (torch.get_rng_state, torch.set_rng_state),
