@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
 import types
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap._core import rows, validation
+from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
-from torchwrap._core.operators import OperatorMode
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -34,14 +30,10 @@ Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 IS_INIT = "is_init"
 _IS_INIT = EnvBuffer((1,), torch.bool, fill=True)
 DECLARED = "Declare what the policy carries from step to step with PolicyState"
-NUM_FIRST_CALLS = 3
-_MOST_PARTS = 1_000
 
 # Keys of roots and steps, and of the state of a deployed policy and of snapshots.
 _RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
 _RESERVED |= {IS_INIT, "is_first", "buffers"}
-
-_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 
 
 # The state of a recurrent policy.
@@ -222,95 +214,6 @@ def _unwrapped(
     return TypeError(refusal(owner, must, got, remedy))
 
 
-class FirstCalls(OperatorMode):
-    """Calls a policy. In its first calls, refuses state of its own, which no episode resets.
-
-    State is a tensor that the policy computes or is given in its second call and reads in its
-    third (one from its first call may be a cache), or that a call reads and writes in place.
-
-    Args:
-        owner: of the error.
-        policy: runs eagerly, also if `torch.compile` has compiled it.
-        num_envs: if given, only tensors with a row per env are refused, because the policy may
-            learn others. The row of a single env, in a buffer of a module, counts as learned.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        policy: Callable[..., Any],
-        num_envs: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.owner = owner
-        self.policy = policy
-        self.num_envs = num_envs
-        self.number = 0
-        self.known = weakref.WeakValueDictionary[int, Tensor]()
-        """Tensors that this call is given, computes or overwrites, by id, while they are held."""
-
-    def __call__(self, *args: Any) -> Any:
-        if self.number == NUM_FIRST_CALLS:
-            return self.policy(*args)
-        given = rows.leaves(args)
-        if not any(map(rows.is_traced, given)):
-            self.number += 1
-        # Others that it has read, and those that it must not read.
-        self.read: dict[int, Tensor] = {}
-        self.stale = weakref.WeakValueDictionary[int, Tensor]()
-        if self.number == NUM_FIRST_CALLS:
-            self.stale = self.known
-        self.known = weakref.WeakValueDictionary({id(tensor): tensor for tensor in given})
-        with self, torch.compiler.set_stance("force_eager"):
-            return self.policy(*args)
-
-    def operator(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        is_in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        for tensor in tensors_in((args, kwargs)):
-            key = id(tensor)
-            if key in self.known:
-                continue
-            is_target = is_in_place and key in map(id, args[:1])
-            uses = self.read if is_target else self.stale
-            if key in uses and not self._may_be_learned(tensor):
-                must = "policy must not carry a tensor from call to call"
-                got = f"one of shape {tuple(tensor.shape)}"
-                raise ValueError(refusal(self.owner, must, got, DECLARED))
-            if not is_target:
-                self.read[key] = tensor
-            elif name in _OVERWRITES:
-                self.known[key] = tensor
-            else:
-                self.stale[key] = tensor
-        for tensor in tensors_in(result):
-            if id(tensor) not in {*self.read, *self.stale}:  # `flatten` may return its argument
-                self.known[id(tensor)] = tensor
-        return result
-
-    def _may_be_learned(self, tensor: Any) -> bool:
-        """Whether a tensor that a policy keeps is, as far as one can see, no state of an env."""
-        if self.num_envs is None:
-            return False
-        if self.num_envs not in tensor.shape[:-1]:
-            return True
-        # The row of a buffer is that of one env, or it is a statistic.
-        buffers = (buffer for module in modules_of(self.policy) for buffer in module.buffers())
-        return self.num_envs == 1 and any(buffer is tensor for buffer in buffers)
-
-
-def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors and arrays in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor | np.ndarray):
-        yield value
-    elif isinstance(value, Mapping | TensorDictBase):
-        yield from tensors_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_in(part)
-
-
 def modules_of(policy: Any) -> list[nn.Module]:
     """The modules of a policy: itself, the object of a method, and what a function names.
 
@@ -333,38 +236,3 @@ def modules_of(policy: Any) -> list[nn.Module]:
             attributes = getattr(value, "__dict__", {}).values()
             found += [part for part in attributes if isinstance(part, nn.Module)]
     return found
-
-
-def uncompiled(function: types.FunctionType) -> types.FunctionType:
-    """The function itself, or the one that `torch.compile` has compiled."""
-    is_compiled = function.__globals__.get("__name__", "").startswith("torch._")
-    return getattr(function, "__wrapped__", function) if is_compiled else function
-
-
-def variables_of(function: types.FunctionType) -> dict[str, Any]:
-    """The variables of a function's closure, and the globals that it or a function in it names.
-
-    Modules of Python and functions of other files are left out.
-    """
-    found = dict(inspect.getclosurevars(function).nonlocals)
-    for name in global_names(function.__code__):
-        if name in function.__globals__:
-            found.setdefault(name, function.__globals__[name])
-    for name, value in list(found.items()):
-        is_foreign = isinstance(value, types.ModuleType)
-        if isinstance(value, types.FunctionType):
-            is_foreign = value.__module__ != function.__module__
-        if is_foreign:
-            del found[name]
-    return found
-
-
-@functools.lru_cache  # because a compiled collector looks for modules in each call
-def global_names(code: types.CodeType) -> list[str]:
-    """The globals that code or a function in it names."""
-    instructions = dis.get_instructions(code)
-    names = [part.argval for part in instructions if part.opname == "LOAD_GLOBAL"]
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += global_names(constant)
-    return names
