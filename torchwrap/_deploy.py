@@ -219,7 +219,7 @@ class _Step:
         signature = self.env.signature
         root = {"observation": self.observe(raw, is_first)}
         if signature.policy_state:
-            root |= policies.following(signature, state, is_first)
+            root |= policies.next_entries(signature, state, is_first)
         number = _num_rows(raw)
         td = policies.act(self.env, self.policy, tensordict(root, number))
         policies.check("deploy", signature, td, number)

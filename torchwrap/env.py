@@ -376,7 +376,7 @@ class Env(BatchedModule):
         if state:
             successor.update(state)
             ended = done if resets else torch.zeros_like(done)
-            root |= policy.following(self.signature, state, ended)
+            root |= policy.next_entries(self.signature, state, ended)
         return successor, root
 
     def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
@@ -730,7 +730,7 @@ class Env(BatchedModule):
         what = "observation of the last root"
         observation = root.get("observation", None)
         spaces.check(owner, what, space, observation, size, device, bounds=False)
-        for name, row in policy.declared(signature).items():
+        for name, row in policy.root_buffers(signature).items():
             what = f"{name} of the last root"
             shape = (size, *row.shape)
             spaces.check_tensor(owner, what, root.get(name, None), shape, row.dtype, device)
@@ -740,7 +740,7 @@ class Env(BatchedModule):
         signature = self.signature.replace(device=device)
         space = signature.single_observation_space
         observation = spaces.zeros(space, signature.num_envs, device)
-        return {**policy.initial(signature), "observation": observation}
+        return {**policy.initial_entries(signature), "observation": observation}
 
     def _check_step_input(self, td: object, bounds: bool = True) -> None:
         """Raises unless `td` is a root with an action, to which `next` can be written."""

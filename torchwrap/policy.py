@@ -112,10 +112,10 @@ class PolicyState(Transform):
 
 def keys(signature: Signature) -> list[str]:
     """The keys of a root, without infos."""
-    return ["observation", *declared(signature)]
+    return ["observation", *root_buffers(signature)]
 
 
-def declared(signature: Signature) -> dict[str, EnvBuffer]:
+def root_buffers(signature: Signature) -> dict[str, EnvBuffer]:
     """The entries of a root that belong to the policy."""
     entries = dict(signature.policy_state)
     if entries:
@@ -123,17 +123,17 @@ def declared(signature: Signature) -> dict[str, EnvBuffer]:
     return entries
 
 
-def initial(signature: Signature) -> State:
+def initial_entries(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
     entries = {}
-    for name, row in declared(signature).items():
+    for name, row in root_buffers(signature).items():
         entries[name] = row.allocate(None, signature.num_envs, signature.device)
     return entries
 
 
 def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State:
     """The entries of a root after a reset. Rows outside the mask keep those of the last root."""
-    entries = initial(signature)
+    entries = initial_entries(signature)
     if root is not None:
         for name, value in entries.items():
             entries[name] = mask.where(value, root[name])
@@ -157,7 +157,7 @@ def check(owner: str, signature: Signature, td: TensorDictBase, num_envs: int) -
             )
 
 
-def following(signature: Signature, state: Any, done: Tensor) -> State:
+def next_entries(signature: Signature, state: Any, done: Tensor) -> State:
     """The entries of the next root, in new memory: initial where `done` is set."""
     mask = RowMask(done.clone())
     entries = {}

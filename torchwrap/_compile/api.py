@@ -108,7 +108,7 @@ class CompiledStep:
         inputs = Inputs(lambda: [env])
         self.with_reset = Graph(without_generators(env._step_and_reset), inputs, settings)
         self.without_reset = Graph(without_generators(env._step_only), inputs, settings)
-        initial = policy.initial(env.signature)
+        initial = policy.initial_entries(env.signature)
         state = {name: initial[name] for name in env.signature.policy_state}
         action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
         self.with_reset.prepare(action, state)  # the other one is compiled by its first call
