@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch.distributions import Categorical
 
 import torchwrap as tw
 from torchwrap import random
@@ -256,13 +255,6 @@ def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
 # Policies.
 
 
-class Push(nn.Module):
-    """A policy without parameters, for six actions in [-1, 1]."""
-
-    def forward(self, td):
-        return torch.tanh(td["observation"].flatten(1)[:, :6])
-
-
 class ActorCritic(nn.Module):
     """Writes logits and a value next to the action, for CartPole with two stacked frames.
 
@@ -283,14 +275,6 @@ class ActorCritic(nn.Module):
         return td
 
     forward = act
-
-
-def categorical(td, **arguments):
-    """A policy that samples, for CartPole."""
-    distribution = Categorical(logits=td["observation"].flatten(1)[:, :2], **arguments)
-    td["action"] = distribution.sample()
-    td["log_prob"] = distribution.log_prob(td["action"])
-    return td
 
 
 # Wrappers.

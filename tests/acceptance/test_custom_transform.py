@@ -2,8 +2,6 @@
 
 import custom_transform as custom
 import pytest
-import torch
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap.testing import ScriptedEnv, check_transform
@@ -31,25 +29,6 @@ def test_example_runs_and_checks_each_transform(monkeypatch, capsys):
     assert ", 1, " in streaks
     _, _, before, *_, after = rewards.split()
     assert float(before.strip(";")) > float(after) > 0.9
-
-
-def test_streak_reward_counts_until_the_streak_or_the_episode_ends():
-    transform = custom.StreakReward()
-    transform.allocate(2)
-
-    def step(*theta):
-        observation = torch.full((2, 4), 9.0)
-        observation[:, 2] = torch.tensor(theta)
-        td = TensorDict({"observation": observation, "reward": torch.ones(2, 1)}, [2])
-        return transform.step(td)["reward"].tolist()
-
-    assert step(0.0, 0.09) == [[2], [2]]
-    assert step(-0.09, -0.11) == [[3], [1]]
-    assert step(0.0, 0.0) == [[4], [2]]
-    first_row = tw.RowMask(torch.tensor([True, False]))
-    transform.reset(TensorDict({"observation": torch.zeros(2, 4)}, [2]), first_row)
-    assert step(0.0, 0.0) == [[2], [3]]
-    assert not transform.state_dict()
 
 
 def test_novelty_falls_where_its_module_is_trained():

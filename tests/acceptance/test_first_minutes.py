@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import EXAMPLES, from_reset, load_example
+from helpers import EXAMPLES, load_example
 
 
 @pytest.fixture(autouse=True)
@@ -171,22 +171,3 @@ def test_atari_lstm_trains_and_plays_whole_games():
     results = script.main(script.Args(total_timesteps=128, **small))
     assert len(results["losses"]) == 2 and all(map(math.isfinite, results["losses"]))
     assert len(results["evaluation"]) == 1 and -21 <= results["evaluation"][0] <= 21
-
-
-@pytest.mark.full
-def test_atari_lstm_remembers_in_an_update_what_it_remembered_in_the_rollout():
-    load_example("ppo")
-    script = load_example("atari_lstm")
-    args = script.Args(env_id="ALE/Breakout-v5", num_envs=3, num_steps=60, hidden_size=16)
-    torch.manual_seed(0)
-    env = script.make_env(args, args.num_envs)
-    agent = script.Agent(env, args)
-    collect = script.tw.Collector(env, agent.act, args.num_steps)
-    _ = from_reset(collect)
-    data = collect()
-    env.close()
-    assert data["next", "done"].any()
-    with torch.no_grad():
-        first = (data["hidden"][:, 0], data["cell"][:, 0])
-        hidden = agent.remember_all(data["observation"], data["is_init"], *first)
-    torch.testing.assert_close(hidden, data["next", "hidden"], rtol=1e-4, atol=1e-5)

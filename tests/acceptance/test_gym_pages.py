@@ -77,24 +77,3 @@ def test_main_prints_the_effect_of_each_wrapper(capsys):
         "terminal reward: 0.0",
     ):
         assert words in output
-
-
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
-def test_auto_reset_step_equals_values_by_hand(ending):
-    # Episode e of env i has (2, 1, 3)[(i + e) % 3] steps; observations are 1000 * i + step.
-    env = ScriptedEnv(3, (1,), episode_lengths=(2, 1, 3), ending=ending)
-    env.reset()
-    for new, reward, done, terminal in [
-        ([1, 1000, 2001], [1, 1, 1], [False, True, False], [1, 1001, 2001]),
-        ([0, 1001, 2002], [2, 1, 2], [True, False, False], [2, 1001, 2002]),
-        ([0, 1002, 2000], [1, 2, 3], [True, False, True], [1, 1002, 2003]),
-        ([1, 1000, 2001], [1, 3, 1], [False, True, False], [1, 1003, 2001]),
-        ([2, 1001, 2000], [2, 1, 2], [False, False, True], [2, 1001, 2002]),
-    ]:
-        action = env.sample_action()
-        new_obs, terminal_reward, terminal_done, info = pages.auto_reset_step(env, action)
-        assert new_obs.flatten().tolist() == new
-        assert terminal_reward.flatten().tolist() == reward
-        assert terminal_done.flatten().tolist() == done
-        assert info["terminal_observation"].flatten().tolist() == terminal
-        assert info["terminal_info"]["action"].equal(action)

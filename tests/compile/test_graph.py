@@ -3,7 +3,7 @@
 import pytest
 import torch
 from catalogue import stack
-from helpers import AOT, INDUCTOR, assert_plays_the_same, mostly_full
+from helpers import INDUCTOR, assert_plays_the_same, mostly_full
 from tensordict import TensorDict
 from torch import nn
 
@@ -67,15 +67,6 @@ def test_argument_of_another_dtype_takes_another_graph():
         assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
 
 
-def test_tensor_that_is_given_twice_is_two_arguments():
-    module = Counter()
-    inputs = Inputs(lambda: [module])
-    graph = Graph(lambda first, second: first - 2 * second, inputs, Settings("eager", {}))
-    ones = torch.ones(3)
-    assert graph(ones, ones).tolist() == [-1] * 3
-    assert graph(ones, torch.zeros(3)).tolist() == [1] * 3
-
-
 @full
 def test_torch_compile_takes_the_place_of_inductors_entry_point(monkeypatch):
     monkeypatch.setattr(graphs, "inductor", None)
@@ -104,16 +95,3 @@ def test_copies_of_one_value_through_inductor_share_no_memory():
         assert torch.equal(successor["column"][:, 0], expected)
         successor["column"].zero_()
         assert torch.equal(successor["row"], expected)
-
-
-def normalized_cartpole():
-    return tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())
-
-
-@full
-def test_env_in_shared_memory_steps_as_before():
-    env = tw.compile(normalized_cartpole(), backend="aot_eager")
-    eager = normalized_cartpole()
-    env.share_memory()
-    assert_plays_the_same(eager, env, 12, AOT)
-    assert_plays_the_same(eager.eval(), env.eval(), 12, AOT)  # traced again

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from catalogue import NUM_ENVS, Push, gymnasium_cartpole
+from catalogue import NUM_ENVS, gymnasium_cartpole
 from helpers import AOT, after, assert_same, buffers, each_copy, from_reset, play
 
 import torchwrap as tw
@@ -154,22 +154,3 @@ def test_copy_of_a_compiled_env_continues_eagerly(graphs, replicate):
     assert_same(buffers(env), before)
     assert len(graphs) == 1
     assert not tw.Wrapper(replicate(twin)).is_compiled
-
-
-@full
-@each_copy
-def test_copy_of_a_compiled_collector_collects_eagerly(graphs, replicate):
-    keys = ["action", ("next", "reward")]
-    collect = tw.Collector(normalized(), Push(), 4, keys=keys)
-    tw.compile(collect, backend="counting")
-    collect.env.reset(seed=0)
-    twin = replicate(collect)
-    assert collect.is_compiled
-    assert not twin.is_compiled
-    expected = collect()
-    number = len(graphs)
-    assert_same(twin(), expected, AOT)
-    assert_same(buffers(twin.env), buffers(collect.env), AOT)
-    assert twin.env is not collect.env
-    assert len(graphs) == number
-    assert tw.compile(twin, backend="eager").is_compiled

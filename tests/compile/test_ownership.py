@@ -7,7 +7,6 @@ import torch
 from catalogue import NUM_ENVS, stack
 from helpers import (
     AOT,
-    INDUCTOR,
     Held,
     after,
     assert_no_overlap,
@@ -106,14 +105,6 @@ def assert_belong_to_caller(eager, env, tolerance):
 
 def test_outputs_of_a_step_belong_to_the_caller(traced):
     assert_belong_to_caller(small(), traced("stack", "Compose of two"), AOT)
-
-
-@full
-def test_outputs_of_inductor_belong_to_the_caller(pair, inductor_cartpole):
-    assert_belong_to_caller(*pair, INDUCTOR)
-    for env in (pair[1], inductor_cartpole):
-        transition, td = one_step(env)
-        assert_no_overlap(transition.exclude("observation"), td)
 
 
 @full

@@ -1,7 +1,6 @@
 """A compiled env equals the same env in eager mode, which other tests compare with oracles."""
 
 import copy
-import functools
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 from catalogue import (
     COMPILED,
-    ENDINGS,
     NUM_ENVS,
     TRANSFORMS,
     cartpole,
@@ -20,13 +18,10 @@ from catalogue import (
 from helpers import (
     AOT,
     INDUCTOR,
-    after,
     assert_no_overlap,
     assert_plays_the_same,
-    assert_same,
     mostly_full,
 )
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -54,14 +49,6 @@ def test_compiled_transform_matches_eager(name):
     following = assert_plays_the_same(stack(name), compiled(stack(name)), 40, AOT)
     assert_staggered(following["done"])
     assert (following["terminated"] & following["truncated"]).any()
-
-
-@full
-@pytest.mark.parametrize("name", ENDINGS)
-def test_compiled_episodes_that_end_in_any_way_match_eager(name):
-    make = functools.partial(stack, "Compose of two", **ENDINGS[name])
-    following = assert_plays_the_same(make(), compiled(make()), 40, AOT)
-    assert following["done"].any() == (name != "never")
 
 
 # Inductor.
@@ -122,20 +109,6 @@ def test_statistics_of_many_rows_through_inductor_are_those_of_numpy():
     np.testing.assert_allclose(normalize.statistics.var, np.nanvar(finite, 0), rtol=1e-9)
 
 
-def test_action_parts_in_any_order_take_one_graph(graphs):
-    name = "Compose of none, Dict spaces"
-    env = tw.compile(stack(name), backend="counting")
-    eager = stack(name)
-    for order in (("push", "gear"), ("gear", "push")):
-        td, expected_td = (each.reset(seed=0) for each in (env, eager))
-        action = eager.sample_action()
-        ordered = TensorDict({key: action[key] for key in order}, [NUM_ENVS])
-        transition, _ = env.step(td.set("action", ordered))
-        expected, _ = eager.step(expected_td.set("action", action))
-        assert_same(transition, expected)
-    assert len(graphs) == 1
-
-
 # Graphs.
 
 
@@ -149,18 +122,6 @@ def test_each_mode_takes_one_graph_for_steps_resets_and_states(graphs):
             each.restore(each.snapshot())
             each.load_state_dict(each.state_dict())
         assert len(graphs) == number
-
-
-@full
-def test_transform_that_is_frozen_alone_stays_frozen():
-    env = compiled(stack("Compose of two"))
-    eager = stack("Compose of two")
-    for each in (env, eager):
-        after(each, 9)
-        each.transforms[0].eval()
-    before = eager.transforms[0].statistics.mean
-    assert_plays_the_same(eager, env, 30, AOT)
-    assert (env.transforms[0].statistics.mean == before).all()
 
 
 # Envs that a simulator on the host steps.

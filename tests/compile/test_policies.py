@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 import torch
-from catalogue import NUM_ENVS, ActorCritic, stack
-from helpers import AOT, INDUCTOR, assert_same, buffers, from_reset, leaves, play
+from catalogue import NUM_ENVS, ActorCritic
+from helpers import AOT, INDUCTOR, assert_same, buffers, from_reset, leaves
 from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Normal
@@ -141,22 +141,3 @@ def test_rollout_matches_eager(num_steps, has_scan, monkeypatch):
         assert_same(data, expected)
         assert_same(collect.env.root, eager.env.root)
         assert_same(buffers(collect.env), buffers(eager.env))
-
-
-@full
-def test_collections_among_modes_steps_and_resets_match_eager():
-    env, other = (stack("Compose of two") for _ in range(2))
-    collect = tw.compile(tw.Collector(env, None, 4), backend="aot_eager")
-    td, other_td = (each.reset(seed=0) for each in (env, other))
-    mask = torch.arange(NUM_ENVS) < 2
-    for mode in (True, False, True):
-        env.train(mode)
-        other.train(mode)
-        collect()
-        tw.rollout(other, None, 4)
-        assert_same(env.snapshot(), other.snapshot(), AOT)
-        td, other_td = (each.reset(mask=mask) for each in (env, other))
-        assert_same(td, other_td, AOT)
-        _, td = play(env, 3, td)
-        _, other_td = play(other, 3, other_td)
-        assert_same(env.snapshot(), other.snapshot(), AOT)

@@ -93,13 +93,6 @@ def test_transform_that_no_graph_can_follow_is_refused(name):
     assert not env.is_compiled
 
 
-def test_transform_in_a_collector_is_refused():
-    collect = tw.Collector(with_refused("Branches"), None, 3)
-    with pytest.raises(ValueError, match=TRANSFORMS["Branches"][1]):
-        compiled(collect)
-    assert not collect.is_compiled
-
-
 @pytest.mark.parametrize("name", ["Branches", "Counts"])
 def test_transform_over_a_simulator_is_refused(name):
     env = with_refused(name, tw.make("CartPole-v1", 2, backend="gymnasium"))
@@ -300,28 +293,6 @@ def test_layer_around_a_compiled_env_is_refused():
 
 
 # Code that a graph can follow.
-
-
-class SharesMemory(nn.Module):
-    """Two buffers in one memory. The policy reads one and writes to the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("table", torch.zeros(NUM_ENVS, 6))
-        self.register_buffer("row", self.table[0])
-
-    def forward(self, td):
-        self.table.add_(0.1)
-        return answer(td, self.row)
-
-
-def test_buffers_that_share_memory_match_eager():
-    found = []
-    for prepare in (compiled, lambda collect: collect):
-        collect = prepare(tw.Collector(ScriptedEnv(NUM_ENVS), SharesMemory(), 3))
-        first = collect()
-        found.append(torch.cat([first, collect()], 1)["action"])
-    torch.testing.assert_close(*found)
 
 
 def test_compile_before_the_first_reset_changes_nothing():

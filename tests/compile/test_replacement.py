@@ -287,51 +287,6 @@ def test_policies_that_take_turns_are_compiled_once_each(graphs):
     assert torch.equal(actions[4], actions[0]) and torch.equal(actions[5], -actions[0])
 
 
-def test_modes_that_take_turns_are_traced_once_each():
-    network = Network()
-    traces = []
-
-    def policy(td):
-        traces.append(network.training)
-        return network(td)
-
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3), backend="eager")
-    for mode in (False, True, False, True, False):
-        network.train(mode)
-        from_reset(collect)
-    assert traces.count(True) == traces.count(False)
-
-
-def tripled(module, inputs, output):
-    return output * 3
-
-
-def test_hook_around_each_call_is_compiled_once(graphs):
-    network = Network()
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
-    for _ in range(3):
-        handle = network.register_forward_hook(tripled)
-        hooked = from_reset(collect)
-        handle.remove()
-        plain = from_reset(collect)
-    assert len(graphs) == 2
-    assert torch.equal(hooked["action"], 3 * plain["action"])
-
-
-@pytest.mark.long
-@full
-def test_graphs_of_new_hooks_are_freed():
-    network = Network()
-    collect, _ = collectors(network)
-    numbers = []
-    for _ in range(11):
-        handle = network.register_forward_hook(lambda module, inputs, output: output * 3)
-        from_reset(collect)
-        handle.remove()
-        numbers.append(num_graphs())
-    assert numbers[-1] == numbers[-3]
-
-
 def num_graphs():
     gc.collect()
     return sum(torch.fx.GraphModule in type(each).__mro__ for each in gc.get_objects())

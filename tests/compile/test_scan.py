@@ -111,28 +111,9 @@ def test_function_may_share_memory_and_write(run, name):
 
 
 @each
-def test_containers_of_the_caller_do_not_change(run):
-    def step(carry, x):
-        carry["total"] = carry["total"] + x
-        return carry, x
-
-    carry = {"total": ZERO}
-    assert run(step, carry, XS)[0]["total"] == 10
-    assert carry["total"] == 0
-
-
-@each
 def test_carry_may_change_its_strides(run):
     last, _ = run(lambda carry, x: (carry.T + x, x), torch.zeros(2, 2), XS)
     assert (last == 10).all()
-
-
-@each
-def test_tensor_may_be_given_twice(run):
-    (first, second), _ = run(
-        lambda c, x: ((c[0] + x[0], c[1] - x[1]), x[0]), (ZERO, ZERO), (XS, XS)
-    )
-    assert (first, second) == (10, -10)
 
 
 @each
@@ -219,15 +200,10 @@ def pair(carry, x):
 REFUSED = {
     "function": ((3, ZERO, XS), "function must be callable"),
     "one result": ((lambda carry, x: carry, ZERO, XS), "function must return a tuple"),
-    "list as carry": ((pair, [ZERO], XS), "carry must be a tensor.*list"),
-    "no carry": ((pair, (), XS), "carry must hold a tensor"),
-    "array as xs": ((pair, ZERO, XS.numpy()), "xs must be a tensor.*ndarray"),
     "empty xs": ((pair, ZERO, ()), "xs must hold.*no tensor"),
     "no steps": ((pair, ZERO, XS[:0]), "xs of length 0"),
     "other length": ((pair, ZERO, {"a": XS, "b": (XS[:2],)}), r"xs\['b'\]\[0\] of length 2"),
     "shape": ((lambda carry, x: (carry.expand(2), x), ZERO, XS), r"carry must be \(\).*\(2,\)"),
-    "dtype": ((pair, ZERO.long(), XS), "carry must be.*int64.*float32"),
-    "key": ((lambda c, x: ({"b": x}, x), {"a": ZERO}, XS), r"carry\['a'\] must be.*absent"),
     "structure": ((lambda c, x: ((x,), x), {"a": ZERO}, XS), "carry must be dict, got tuple"),
     "no output": ((lambda carry, x: (carry, None), ZERO, XS), r"output must.*Return \(\)"),
 }
@@ -244,20 +220,3 @@ def test_refusal_in_a_compiled_body_says_the_same(name):
     arguments, _ = REFUSED[name]
     with pytest.raises(Exception, match=r"scan: (function|carry|output) must"):
         compiled(*arguments)
-
-
-def test_output_that_changes_is_refused():
-    def step(carry, x):
-        return carry + 1, {"a": x} if carry == 0 else {"b": x}
-
-    with pytest.raises(ValueError, match=r"output\['a'\] must be"):
-        scan(step, ZERO, XS)
-
-
-def test_last_carry_takes_no_other_graph(graphs):
-    def body(carry, x):
-        return {"b": carry["b"] + x, "a": carry["a"]}, x
-
-    run = torch.compile(lambda carry: scan(body, carry, XS)[0], fullgraph=True, backend="counting")
-    run(run({"b": ZERO, "a": ZERO + 1}))
-    assert len(graphs) == 1

@@ -148,17 +148,6 @@ def test_policy_that_raises_in_a_collection_leaves_the_root_of_its_last_step():
     assert_same(env.snapshot(), other.snapshot())
 
 
-def test_interrupted_restore_is_an_interrupt():
-    env = make()
-    td = after(env, 4)
-    saved = env.snapshot()
-    with pytest.raises(KeyboardInterrupt), StopsAt(KeyboardInterrupt(), "copy_", after=2):
-        env.restore(saved)
-    assert_unfinished(env, td, r"restore\(\)")
-    env.restore(saved)
-    assert_same(env.snapshot(), saved)
-
-
 @pytest.mark.parametrize("number", range(0, 90, 15))
 def test_statistics_interrupted_at_an_operator_have_no_negative_variance(number):
     env = tw.TransformedEnv(
@@ -201,23 +190,6 @@ def test_call_interrupted_at_any_operator_is_undone_or_done_or_unfinished(call):
     assert refusals and number > 26
     env.restore(before)
     assert same(env.snapshot(), before)
-
-
-@pytest.mark.parametrize(
-    "compiled",
-    [False, True],
-    ids=["eager", "compiled"],
-)
-def test_error_of_an_operator_is_an_interrupt(compiled):
-    env = make()
-    if compiled:
-        tw.compile(env, backend="eager")
-    td = after(env, 4)
-    error = RuntimeError("out of memory")
-    with pytest.raises(RuntimeError, match="out of memory"), StopsAt(error, after=20):
-        step(env, td)
-    assert_unfinished(env, td, r"step\(\)")
-    step(env, env.reset())
 
 
 BAD_INPUT = {

@@ -4,64 +4,15 @@ import functools
 
 import pytest
 import torch
-from gymnasium.experimental.functional import FuncEnv
+from functional.func_envs import Noisy
 from gymnasium.spaces import Box
 
 import torchwrap as tw
 from torchwrap import random
 
-WEIGHTS = torch.tensor(
-    [
-        [0.9, -0.3, 0.1],
-        [0.2, 0.8, -0.1],
-        [0.05, 0.25, 0.7],
-    ]
-)
-
-
-class Oscillator(FuncEnv):
-    """A user's env for `torch.vmap`: a matrix product, sines, exponentials, and random numbers.
-
-    The product is a sum, because BLAS has a kernel for each number of rows: they differ in bits.
-    """
-
-    observation_space = Box(-99, 99, (5,))
-    action_space = Box(-1, 1, (3,))
-
-    def initial(self, rng, params=None):
-        numbers = random.uniform(rng, shape=(4,))
-        return {
-            "x": 2 * numbers[:3] - 1,
-            "phase": numbers[3],
-        }
-
-    def transition(self, state, action, rng, params=None):
-        drift = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin()
-        x = drift + 0.1 * random.normal(rng, shape=(3,))
-        return {
-            "x": x,
-            "phase": state["phase"] + 0.1 * torch.exp(-x.square().sum()),
-        }
-
-    def observation(self, state, rng, params=None):
-        phase = state["phase"]
-        return torch.cat(
-            [
-                state["x"],
-                torch.stack([phase.sin(), phase.cos()]),
-            ]
-        )
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return torch.exp(-next_state["x"].abs().mean()) - 0.1 * action.square().sum()
-
-    def terminal(self, state, rng, params=None):
-        return state["x"].norm() > 1.2
-
-
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE}
-MAKERS["vmapped"] = functools.partial(tw.FunctionalEnv, Oscillator())
+MAKERS["vmapped"] = functools.partial(tw.FunctionalEnv, Noisy())
 STEPS = 100
 KEYS = ("observation", "reward", "terminated", "truncated")
 each_env = pytest.mark.parametrize("name", MAKERS)

@@ -2,10 +2,7 @@
 
 import resource
 
-import gymnasium
 import pytest
-from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import RewardTerms
 
 import torchwrap as tw
@@ -45,41 +42,3 @@ def test_metric_of_an_info_that_is_no_number_is_refused_by_name(name):
     env.reset(seed=0)
     with pytest.raises(ValueError, match=f"RecordEpisodeStatistics: .*{name}"):
         env.step(env.sample_action())
-
-
-class LateNone(gymnasium.Env):
-    """Returns None as the info of the third step, or of the second reset."""
-
-    observation_space = Box(-9, 9, (1,))
-    action_space = Box(-9, 9, (1,))
-
-    def __init__(self, late):
-        self.late = late
-        self.calls = {"reset": 0, "step": 0}
-
-    def result(self, call):
-        self.calls[call] += 1
-        is_late = (call, self.calls[call]) == self.late
-        info = None if is_late else {"energy": 1.0}
-        observation = self.observation_space.low
-        if call == "reset":
-            return observation, info
-        return observation, 0.0, False, False, info
-
-    def reset(self, *, seed=None, options=None):
-        return self.result("reset")
-
-    def step(self, action):
-        return self.result("step")
-
-
-@pytest.mark.parametrize("late", [("step", 3), ("reset", 2)], ids=["step", "reset"])
-def test_late_info_none_is_refused_by_name(late):
-    mode = AutoresetMode.DISABLED
-    vector_env = SyncVectorEnv([lambda: LateNone(late)], autoreset_mode=mode)
-    env = tw.from_gymnasium(vector_env, info_keys=["energy"])
-    env.reset()
-    with pytest.raises(TypeError, match=rf"{late[0]} of env 0 .* info"):
-        for _ in range(3):
-            env.step(env.sample_action())
-        env.reset()

@@ -6,11 +6,8 @@ import functools
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED
-from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from helpers import after, assert_same, play, through_file
 from tensordict import TensorDict
-from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -93,25 +90,6 @@ def test_state_dict_loads_with_more_or_fewer_stateless_layers(first, second):
     assert_same(TensorDict(found, []), TensorDict(expected, []))
 
 
-REBUILT = {
-    "env": lambda env: env,
-    "spec": lambda env: tw.make(env.spec),
-    "json": lambda env: tw.make(EnvSpec.from_json(env.spec.to_json())),
-}
-
-
-@pytest.mark.parametrize("rebuild", REBUILT.values(), ids=REBUILT)
-def test_given_names_are_in_the_state_dict_and_in_the_spec(rebuild):
-    named = T.Compose(
-        {
-            "seen": T.NormalizeObservation(),
-            "paid": T.NormalizeReward(),
-        }
-    )
-    env = rebuild(tw.TransformedEnv(tw.make("Pendulum-v1"), named))
-    assert {key.split(".")[1] for key in env.state_dict()} == {"seen", "paid"}
-
-
 # load_state_dict.
 
 COUNT = "transforms.NormalizeObservation.statistics.count"
@@ -166,33 +144,6 @@ def test_load_state_dict_that_raises_changes_nothing(change):
 
 def test_load_state_dict_of_no_dict_raises():
     assert_load_raises(normalized(), 3, TypeError)
-
-
-class Encoder(T.ObservationTransform):
-    """A user's transform with parameters, and a buffer under the name of an argument."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.register_buffer("scale", torch.as_tensor(scale))
-        self.linear = nn.Linear(2, 2)
-
-    def observation(self, observation):
-        return self.linear(observation) * self.scale
-
-
-def test_load_state_dict_of_parameters_changes_all_or_nothing():
-    env = tw.TransformedEnv(
-        ScriptedEnv(2, (2,)),
-        Encoder(1.0),
-        T.NormalizeReward(),
-    )
-    part = env.transforms
-    more = {name: value + 1 for name, value in part.state_dict().items()}
-    wrong = {"NormalizeReward.statistics.count": torch.zeros(3, dtype=torch.int64)}
-    assert_load_raises(part, changed(more, wrong))
-    part.load_state_dict(more)
-    assert_same(state_of(part), TensorDict(more, []))
-    assert part[0].scale == 2
 
 
 def test_load_state_dict_not_strict_returns_the_keys_that_differ():
@@ -279,17 +230,6 @@ def test_restore_of_another_num_envs_raises_before_anything_changed(make, store)
     env.step(td.set("action", env.sample_action()))
 
 
-def test_root_of_restore_shares_no_memory_with_the_snapshot():
-    env = ScriptedEnv(
-        2,
-        observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))),
-    )
-    env.reset(seed=0)
-    snapshot = env.snapshot()
-    env.restore(snapshot)["observation", "a"].zero_()
-    assert (snapshot["observation", "a"] > 0).all()
-
-
 ELAPSED = ("buffers", "elapsed")
 GARBLED = {  # entries of a snapshot; ... deletes one
     "shape of the observation": {"observation": {"position": torch.zeros(2)}},
@@ -373,18 +313,6 @@ def test_arguments_that_are_properties_with_a_setter_or_buffers_can_be_assigned(
     env.set_wrapper_attr("factor", 3.0)
     env.transforms[0].offset = torch.tensor(5.0)
     assert env.step(env.sample_action())[0]["next", "reward"].item() == 2 * 3 + 5
-
-
-def test_spec_and_state_dict_make_another_env_with_the_learned_state():
-    env = tw.TransformedEnv(
-        tw.make("CartPole-v1", 2),
-        T.NormalizeObservation(),
-    )
-    after(env, 9)
-    new = tw.make(env.spec, num_envs=3)
-    new.load_state_dict(env.state_dict())
-    assert_same(state_of(new), state_of(env))
-    assert new.num_envs == 3
 
 
 class Counts(T.Transform):

@@ -105,29 +105,6 @@ def test_writes_reach_set_rows_only(tensor, path, shape, dtype):
         assert torch.equal(result, torch.stack(chosen)) and result.dtype == dtype
 
 
-def test_writes_reach_every_leaf_of_a_tensordict(tensor, path):
-    one = TensorDict(
-        {
-            "a": torch.ones(4),
-            "b": {"c": torch.ones(4, 2)},
-        },
-        [4],
-    )
-    two = one * 2
-    mask = RowMask(tensor)
-    mixed = mask.where(one, two)
-    filled = one.clone()
-    mask.fill_(filled, 2)
-    assert filled["b", "c"].equal(mask.where(one * 2, 1.0)["b", "c"])
-    assert filled["b", "c"][:, 1].tolist() == (1 + tensor.float()).tolist()
-    mask.assign_(two, one)
-    assert mixed["a"].tolist() == two["a"].tolist() == (2 - tensor.float()).tolist()
-    assert torch.equal(
-        mixed["b", "c"],
-        two["b", "c"],
-    )
-
-
 def test_apply_computes_set_rows_only_if_the_host_knows_them(tensor, path):
     mask = RowMask(tensor)
     seen = []
@@ -174,10 +151,6 @@ def test_spread_returns_nested_rows_to_their_rows(tensor, path):
     spread = RowMask(tensor).spread(nested if path == "graph" else nested[tensor])
     assert spread.shape == spread["b"].shape == (4,)
     assert (spread[tensor] == nested[tensor]).all()
-
-
-def test_full_mask_has_every_row(path):
-    assert RowMask.full(4).tensor.tolist() == [True] * 4
 
 
 @pytest.mark.parametrize("row", range(3))

@@ -1,12 +1,10 @@
 """Specs: how a stack was made, from which `make` makes another."""
 
-import json
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from catalogue import TRANSFORMS, seven
+from catalogue import TRANSFORMS
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from helpers import assert_same, from_reset
@@ -15,7 +13,6 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap._core import spec as specs
-from torchwrap.testing import ScriptedEnv
 
 
 def assert_alike(env, other):
@@ -103,12 +100,6 @@ def test_record_of_every_transform_rebuilds_it(make, make_env):
     assert_alike(env, rebuilt(make_env(2)))
 
 
-def test_time_limit_that_was_disabled_stays_disabled():
-    env = tw.make("CartPole-v1", max_episode_steps=-1)
-    assert env.spec.max_episode_steps is None
-    assert tw.make(env.spec).signature.max_episode_steps is None
-
-
 def limited():
     """36 steps of an env whose own limit is 40."""
     env = W.RepeatAction(
@@ -149,10 +140,6 @@ def test_spec_of_gymnasium_builds_a_torchwrap_env():
     assert env.signature.max_episode_steps == 7 and env.num_envs == 2
     assert env.func_env.sutton_barto_reward
     assert tw.make(env.spec, max_episode_steps=5).signature.max_episode_steps == 5
-
-
-def test_spec_of_env_without_id_is_none():
-    assert tw.TransformedEnv(ScriptedEnv(1), T.TimeLimit(3)).spec is None
 
 
 def test_spec_with_functions_rebuilds_but_has_no_json():
@@ -263,17 +250,6 @@ def test_argument_that_is_no_attribute_is_named():
         env.spec  # noqa: B018
 
 
-def test_spec_has_the_layout_of_gymnasium():
-    env = tw.TransformedEnv(
-        tw.make("CartPole-v1", 4),
-        seven().transforms[2],
-    )
-    (layer,) = env.spec.additional_wrappers
-    assert layer.name == "TransformedEnv"
-    assert layer.kwargs["transforms"][0].kwargs == {"epsilon": 1e-8}
-    assert json.loads(env.spec.to_json())["kwargs"] == {"num_envs": 4}
-
-
 @each_backend
 def test_np_random_seed_is_the_seed_in_use(backend):
     env = tw.TransformedEnv(
@@ -300,8 +276,3 @@ def test_np_random_seed_is_the_seed_in_use(backend):
         8,
         2**63 + 5,
     )
-
-
-def test_unseeded_envs_differ():
-    first = tw.make("CartPole-v1").reset()["observation"]
-    assert (tw.make("CartPole-v1").reset()["observation"] != first).any()

@@ -5,8 +5,7 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
-import torch
-from classic_oracle import ANYWHERE, IDS, as_state, inject, sample_states
+from classic_oracle import ANYWHERE, IDS, inject, sample_states
 from helpers import mostly_full
 
 import torchwrap as tw
@@ -31,35 +30,6 @@ def test_spaces_time_limit_and_frame_rate_match_gymnasium(id):
 @pytest.mark.parametrize("id", mostly_full(IDS, "CartPole-v1", long=IDS[1:]))
 def test_check_env_passes(id):
     check_env(functools.partial(tw.make, id, max_episode_steps=7))
-
-
-@pytest.mark.long
-@pytest.mark.full
-def test_compiled_float32_state_with_float64_matches_eager():
-    id = "MountainCarContinuous-v0"
-    initial = sample_states(ANYWHERE[id], 64, np.random.default_rng(0))
-    actions = torch.empty(12, 64, 1).uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
-    results = []
-    for is_compiled in (False, True):
-        env = tw.make(id, 64, dtype=torch.float64, max_episode_steps=5)
-        if is_compiled:
-            tw.compile(env)
-        td = env.reset(seed=0)
-        inject(env, as_state(id, initial))
-        for action in actions:  # past the end of two episodes
-            transition, td = env.step(td.set("action", action))
-            results.append(
-                {
-                    **transition["next"].clone().to_dict(),
-                    "root": td["observation"],
-                }
-            )
-    torch.testing.assert_close(
-        results[:12],
-        results[12:],
-        rtol=0,
-        atol=1e-8,
-    )
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -151,19 +151,6 @@ def test_states_at_the_limits_are_not_terminal(field, limit, sign):
     assert env.func_env.terminal(env.state, rng=None).tolist() == [False, True]
 
 
-def test_nan_in_one_row_does_not_reach_the_others():
-    roots = []
-    for has_nan in (False, True):
-        env = FunctionalEnv(CartPole(), 3)
-        td = env.reset(seed=0)
-        if has_nan:
-            env.state["x_dot"][1] = math.nan
-        for _ in range(30):
-            _, td = env.step(td.set("action", env.sample_action()))
-        roots.append(td["observation"][[0, 2]])
-    assert torch.equal(*roots)
-
-
 # Acrobot.
 
 ABOVE = np.nextafter(math.pi, 4)

@@ -98,20 +98,6 @@ def test_random_stack_keeps_the_contract(number, first_seed):
         check_contract(stack)
 
 
-@pytest.mark.full
-def test_random_stacks_contain_every_transform():
-    names = set().union(*(draw(seed).names for seed in range(400)))
-    kinds = {
-        kind.__name__
-        for kind in vars(T).values()
-        if isinstance(kind, type) and issubclass(kind, T.Transform)
-    }
-    bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "Transform"}
-    assert (
-        kinds - bases - {"PolicyState", "ObservationKeys"} <= names
-    )  # of a policy, and of keys that a Dict needs to have
-
-
 # Compiled envs and collectors return what eager ones do.
 
 KINDS = {"step": 16, "masked reset": 4, "reset": 1, "sample": 1, "write": 1, "exchange": 2}

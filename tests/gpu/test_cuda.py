@@ -5,7 +5,6 @@ Each test runs on CUDA, if there is a device, and with graphs simulated on the C
 
 import contextlib
 import functools
-import math
 from typing import NamedTuple
 
 import pytest
@@ -16,12 +15,10 @@ from catalogue import (
     REPRESENTATIVE,
     ActorCritic,
     cartpole,
-    categorical,
     seven,
     stack,
 )
 from cuda_graphs import simulated
-from gymnasium.spaces import Box
 from helpers import (
     AOT,
     INDUCTOR,
@@ -174,21 +171,6 @@ def test_env_whose_buffers_are_replaced_is_captured_again(on, captures):
         env.load_state_dict(learned(eager), assign=True)
 
 
-@pytest.mark.cuda
-def test_env_and_collector_that_move_are_captured_again():
-    env = compiled(stack("Compose of seven"))
-    collect, eager = (tw.Collector(cartpole(), None, 6) for _ in range(2))
-    compiled(collect)
-    for device in ("cuda", "cpu", "cuda"):
-        assert_plays_the_same(stack("Compose of seven", device=device), env.to(device), 20, 1e9)
-        assert env.device.type == device
-        for each in (collect, eager):
-            each.env.to(device)
-        data = from_reset(collect)
-        assert_same(data, from_reset(eager), AOT)
-        assert {leaf.device.type for leaf in data.values(True, True)} == {device}
-
-
 @contextlib.contextmanager
 def run_out_of_memory(*args, **kwargs):
     """In place of a context manager of `torch.cuda`; the warm-ups in it have written to buffers."""
@@ -272,18 +254,6 @@ def test_captured_collector_matches_eager_and_follows_its_policy(on, change):
 
 
 @full
-def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
-    collect, eager = (tw.Collector(cartpole(200, device=on.name), categorical, 5) for _ in range(2))
-    compiled(collect)
-    torch.manual_seed(0)
-    data = from_reset(collect)
-    assert (collect()["action"] != data["action"]).any()
-    if on.is_simulated:  # draws as eager mode does, unless the capture itself has drawn
-        torch.manual_seed(0)
-        assert_same(data, from_reset(eager), AOT)
-
-
-@full
 def test_no_later_call_changes_chunks_in_hand(on, captures):
     collect = compiled(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4))
     held = Held()
@@ -292,29 +262,6 @@ def test_no_later_call_changes_chunks_in_hand(on, captures):
         held.add(data, collect.env.root)
     held.assert_unchanged()
     assert len(captures) == 1
-
-
-def scaled(scale, td):
-    return torch.tanh(td["observation"].flatten(1)[:, :6] / scale)
-
-
-@full
-def test_captured_collector_of_permuted_observations_follows_other_policies(on):
-    space = Box(-math.inf, math.inf, (3, 5, 4))
-
-    def make():
-        env = ScriptedEnv(4, (5, 4, 3), device=on.name)
-        observe = T.TransformObservation(lambda image: image.permute(0, 3, 1, 2), space)
-        return tw.Collector(tw.TransformedEnv(env, observe), None, 3)
-
-    collect = tw.compile(make(), backend=on.backend)
-    eager = make()
-    for scale in (1000, -2000, 3000):
-        policy = functools.partial(scaled, scale)
-        for each in (collect, eager):
-            each.policy = policy
-        data = from_reset(collect)
-        assert_same(data, from_reset(eager), on.tolerance)
 
 
 # Copies between devices cannot be captured.

@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-import types
 from collections import Counter
 from pathlib import Path
 
@@ -34,13 +33,6 @@ def test_day_without_a_device_says_that_it_needs_one(day, monkeypatch, tmp_path,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
     assert "--device cpu" in capsys.readouterr().out
-
-
-def test_examples_do_without_tyro(day, monkeypatch):
-    side = importlib.import_module("tests.benchmarks.torchwrap_side")
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setitem(sys.modules, "tyro", types.ModuleType("tyro"))  # left by an earlier one
-    assert side._example("ppo_graph").Args().num_steps == 32
 
 
 def test_captured_function_takes_and_returns_nested_values(day):

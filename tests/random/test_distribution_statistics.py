@@ -78,26 +78,6 @@ def test_integers_are_equally_frequent(count):
     assert abs(chi_square - (count - 1)) <= 4 * math.sqrt(2 * count)
 
 
-@pytest.mark.parametrize("count", [2**31, 2**31 - 1, 2**30 + 1])
-def test_integers_of_large_counts_cover_their_ranges(count):
-    drawn = random.integers(one_key(), count, shape=(COUNT,))
-    assert drawn.dtype == torch.int64
-    assert 0 <= drawn.min() < count * 3e-5
-    assert count * (1 - 3e-5) < drawn.max() < count
-
-
-def test_integers_of_several_counts_have_their_means():
-    counts = torch.tensor(
-        [
-            [1, 2, 3],
-            [10, 100, 2**31],
-        ]
-    )
-    drawn = random.integers(Stream(50_000, seed=1).key(), counts, shape=(2, 3))
-    assert (drawn >= 0).all() and (drawn < counts).all()
-    assert torch.allclose(drawn.double().mean(0), (counts.double() - 1) / 2, rtol=0.02)
-
-
 def assert_uncorrelated(one, other):
     assert abs((one * other).mean()) < 5 / math.sqrt(len(one))
 
@@ -106,7 +86,6 @@ NEIGHBOURS = [
     {"seed": 2},
     {"tag": 1},
     {"first_index": 1},
-    {"seed": 1 + 2**32},
     {"seed": 1 + 2**63},
 ]
 

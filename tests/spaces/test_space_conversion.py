@@ -89,18 +89,6 @@ def test_leaves_are_in_order_with_their_paths(name):
     assert [path for path, _ in tensors.leaves(SPACES[name])] == PATHS[name]
 
 
-def test_build_makes_each_leaf_once_in_nested_batches():
-    calls = []
-
-    def make(*leaf):
-        calls.append(leaf)
-        return torch.zeros(2)
-
-    value = tensors.build(SPACES["deep"], make, 2)
-    assert calls == list(tensors.leaves(SPACES["deep"]))
-    assert {value.batch_size, value["x"].batch_size, value["x", "0"].batch_size} == {(2,)}
-
-
 # On a GPU.
 
 

@@ -25,42 +25,12 @@ def test_contains_accepts_samples_of_gymnasium(space):
 HALF_BOUNDED = spaces.Box(np.float32([-INF, 0]), np.float32([0, INF]))
 SHIFTED = spaces.MultiDiscrete([2, 3], start=[5, -1])
 MEMBERS = [  # a space, members, and others
-    (
-        spaces.Box(-1, 2, (2,)),
-        [[-1, 2], [0, 0]],
-        [[-1.1, 0], [0, 2.1], [np.nan, 0], [0, INF]],
-    ),
-    (
-        HALF_BOUNDED,
-        [[-1e30, 1e30]],
-        [[1, 0], [0, -1]],
-    ),
-    (
-        spaces.Box(3, 7, (1,), np.uint8),
-        [[3], [7]],
-        [[2], [8], [255]],
-    ),
-    (spaces.Discrete(3), [0, 2], [-1, 3]),
-    (
-        spaces.Discrete(3, start=5),
-        [5, 7],
-        [4, 8, 0],
-    ),
-    (
-        SHIFTED,
-        [[5, -1], [6, 1]],
-        [[4, 0], [7, 0], [5, -2], [5, 2]],
-    ),
-    (
-        spaces.MultiDiscrete([68], start=[60], dtype=np.int8),
-        [[60], [127]],
-        [[59], [0]],
-    ),
-    (
-        spaces.MultiBinary(2),
-        [[0, 1]],
-        [[0, 2], [-1, 0]],
-    ),
+    (spaces.Box(-1, 2, (2,)), [[-1, 2], [0, 0]], [[-1.1, 0], [np.nan, 0], [0, INF]]),
+    (HALF_BOUNDED, [[-1e30, 1e30]], [[1, 0], [0, -1]]),
+    (spaces.Box(3, 7, (1,), np.uint8), [[3], [7]], [[2], [8], [255]]),
+    (spaces.Discrete(3, start=5), [5, 7], [4, 8, 0]),
+    (SHIFTED, [[5, -1], [6, 1]], [[4, 0], [7, 0], [5, -2], [5, 2]]),
+    (spaces.MultiBinary(2), [[0, 1]], [[0, 2], [-1, 0]]),
 ]
 
 
@@ -89,26 +59,12 @@ DICT = spaces.Dict({"a": BOX})
 ROWS = torch.zeros(2, 3)
 STRANGERS = {
     "last shape": (BOX, torch.zeros(2, 4)),
-    "no last shape": (BOX, torch.zeros(2)),
     "dtype": (BOX, ROWS.double()),
     "array": (BOX, ROWS.numpy()),
-    "TensorDict": (BOX, TensorDict({}, [2])),
-    "column": (
-        spaces.Discrete(3),
-        torch.zeros(2, 1, dtype=torch.int64),
-    ),
-    "int32": (
-        spaces.Discrete(3),
-        torch.zeros(2, dtype=torch.int32),
-    ),
+    "column": (spaces.Discrete(3), torch.zeros(2, 1, dtype=torch.int64)),
     "no TensorDict": (DICT, ROWS),
-    "other key": (DICT, TensorDict({"b": ROWS}, [2])),
     "further key": (DICT, TensorDict({"a": ROWS, "b": ROWS}, [2])),
-    "bounds": (DICT, TensorDict({"a": ROWS + 2}, [2])),
-    "key of a Tuple": (
-        spaces.Tuple([BOX]),
-        TensorDict({"a": ROWS}, [2]),
-    ),
+    "key of a Tuple": (spaces.Tuple([BOX]), TensorDict({"a": ROWS}, [2])),
 }
 
 

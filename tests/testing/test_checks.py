@@ -417,11 +417,6 @@ def test_check_env_takes_a_function_of_the_number_of_envs():
     assert set(numbers) == {5}
 
 
-def test_check_transform_takes_a_function_of_the_number_of_envs():
-    check_transform(lambda: T.ScaleReward(2.0), lambda num_envs: tw.make("CartPole-v1", num_envs))
-    check_env(lambda n, device="cpu": tw.make("CartPole-v1", n, device=device))
-
-
 NO_MAKERS = {
     "env without a spec": ScriptedEnv(2),
     "class of functions": CartPole,
@@ -455,19 +450,3 @@ def test_traceback_of_a_broken_env_is_shorter_than_a_screen():
         check_env(ReadsAGlobalTensor)
     printed = "".join(traceback.format_exception(raised.value))
     assert len(printed.splitlines()) < 25
-
-
-def test_traceback_of_functions_is_no_longer_than_without_the_check():
-    class Branches(CartPole):
-        broadcasts = False
-
-        def reward(self, state, action, next_state, rng):
-            return action * 2.0 if action else action * 1.0
-
-    lengths = []
-    make = functools.partial(tw.FunctionalEnv, Branches())
-    for call in (lambda: make(5), lambda: check_env(lambda n: make(n))):
-        with pytest.raises(TypeError, match=r"Branches\.reward") as raised:
-            call()
-        lengths.append(len(traceback.format_exception(raised.value)))
-    assert lengths[1] <= lengths[0] + 5

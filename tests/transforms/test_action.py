@@ -79,29 +79,6 @@ def test_rescale_action_equals_gymnasiums(space, bounds):
     assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
 
 
-def test_clip_action_over_rescale_action_equals_gymnasiums():
-    space = Box(0, 10, (1,))
-    env = scripted(
-        T.RescaleAction(-1, 1),
-        T.ClipAction(),
-        action_space=space,
-    )
-    oracle = wrappers.ClipAction(wrappers.RescaleAction(single(space), -1, 1))
-    actions = np.float32([[-3], [0.5], [3]])
-    expected = [oracle.env.action(oracle.action(action)) for action in actions]
-    assert_allclose(received(env, actions), expected)
-
-
-def test_transform_action_equals_gymnasiums():
-    def func(action):
-        return action / 9
-
-    space = Box(-1, 1, (3,))
-    wider = Box(-9, 9, (3,))
-    oracle = wrappers.TransformAction(single(space), func, wider)
-    assert_array_equal(*play(space, [T.TransformAction(func, wider)], oracle))
-
-
 def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
     transform = T.TransformAction(

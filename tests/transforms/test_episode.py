@@ -100,24 +100,6 @@ def test_more_episodes_in_one_step_than_fit_keep_the_latest():
     assert statistics.episode_count == 5
 
 
-@endings
-def test_one_step_episodes_of_all_envs_count_in_eval_mode_too(ending):
-    statistics = T.RecordEpisodeStatistics(100)
-    env = scripted(statistics, num_envs=3, episode_lengths=1, ending=ending).eval()
-    env.reset()  # without a step, which counts no episode
-    advance(env, 4)
-    assert statistics.return_queue.tolist() == [1] * 12
-    assert statistics.length_queue.tolist() == [1] * 12
-    assert env.state_dict() == {}
-
-
-def test_queue_is_a_copy():
-    statistics = T.RecordEpisodeStatistics()
-    advance(scripted(statistics, episode_lengths=1), 1)
-    statistics.return_queue.fill_(99)
-    assert statistics.return_queue.tolist() == [1, 1]
-
-
 def test_episode_ended_by_a_transform_above_is_finished():
     statistics = T.RecordEpisodeStatistics()
     advance(
@@ -148,20 +130,6 @@ def test_sums_over_long_episodes_are_in_double_precision():
     assert successor["episode_return"].tolist() == [[2**24 + 10]] * 2
 
 
-def test_statistics_below_and_above_clip_reward_record_raw_and_clipped_rewards():
-    raw = T.RecordEpisodeStatistics(stats_key="raw")
-    env = scripted(
-        raw,
-        T.ClipReward(0, 1),
-        T.RecordEpisodeStatistics(),
-        episode_lengths=None,
-    )
-    successor, _ = advance(env, 3)
-    assert successor["raw_return"].tolist() == [[6], [6]]
-    assert successor["raw_length"].tolist() == [[3], [3]]
-    assert successor["episode_return"].tolist() == [[3], [3]]
-
-
 REDUCTIONS = {
     "sum": np.sum,
     "mean": np.mean,
@@ -184,11 +152,7 @@ def pushing(compiled=False):
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
-@pytest.mark.parametrize(
-    "compiled",
-    [False, True],
-    ids=["eager", "compiled"],
-)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_metric_equals_numpys_at_every_step_and_in_the_queue(kind, compiled):
     env = pushing(compiled)
     vec = tw.to_gymnasium(pushing())
@@ -213,16 +177,6 @@ def test_metric_equals_numpys_at_every_step_and_in_the_queue(kind, compiled):
                 running[row] = []
     assert env.transforms[0].metric_queues[f"push_{kind}"].tolist() == finished
     assert len(finished) == 5
-
-
-def test_evaluate_returns_metrics():
-    found = tw.evaluate(
-        pushing(),
-        lambda td: torch.tensor([[0.5], [-0.5]]),
-        4,
-    )
-    assert found["episode_push_sum"].tolist() == [1.5, 1, -1, -1.5]
-    assert found["episode_push_min"].tolist() == [0.5, 0.5, -0.5, -0.5]
 
 
 def test_two_recorders_of_one_key_raise():
@@ -269,23 +223,6 @@ def test_time_limit_counts_from_the_start_of_each_episode(ending):
     assert first == [0, 1, 0, 0, 1, 0, 1]
     assert second == [0, 0, 1, 0, 1, 0, 0]
     assert env.state_dict() == {}
-
-
-@pytest.mark.parametrize(
-    ("inner", "outer", "limit"),
-    [(3, 5, 3), (5, 3, 3), (4, 4, 4)],
-)
-def test_time_limit_twice_applies_and_declares_the_tighter_one(inner, outer, limit):
-    env = scripted(
-        T.TimeLimit(inner),
-        T.TimeLimit(outer),
-        episode_lengths=None,
-    )
-    data = tw.rollout(env, None, 6)
-    assert env.signature.max_episode_steps == limit
-    truncated = data["next", "truncated"][0, :, 0].tolist()
-    assert truncated == [number % limit == 0 for number in range(1, 7)]
-    assert not data["next", "terminated"].any()
 
 
 AWARE = [

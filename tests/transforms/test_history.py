@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.testing import assert_allclose, assert_array_equal
-from oracles import RandomEnv, assert_agrees, assert_equals_wrapper, make, scripted, step
+from oracles import RandomEnv, assert_equals_wrapper, make, scripted, step
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from torchwrap import transforms as T
@@ -98,28 +97,6 @@ def test_frame_stack_along_an_axis_equals_stable_baselines_vec_frame_stack():
             assert_array_equal(successor["observation"][row], final)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(
-    ("padding", "pad"),
-    PADDINGS,
-    ids=str,
-)
-def test_frame_stack_of_one_step_episodes_is_padded_in_each(padding, pad, ending):
-    env = stacked(padding, episode_lengths=1, ending=ending)
-    td = env.reset()
-    for _ in range(3):
-        successor, td = step(env, td)
-        assert successor["observation"][0, :, 0].tolist() == [pad, 0, 1]
-        assert td["observation"][0, :, 0].tolist() == [pad, pad, 0]
-
-
-def test_frame_stack_padding_modified_by_the_caller_does_not_change_the_stacks():
-    padding = np.float32([7])
-    env = stacked(padding)
-    padding[:] = 9
-    assert env.reset()["observation"][0, :, 0].tolist() == [7, 7, 0]
-
-
 # Gymnasium warns in Box.contains.
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize(
@@ -163,15 +140,6 @@ def test_frame_stack_after_a_masked_reset_starts_over(padding, num_steps):
 )
 def test_delay_observation_equals_gymnasiums(space, delay):
     assert_equals_wrapper(space, "DelayObservation", delay, num_steps=20)
-
-
-def test_delay_of_each_env_equals_gymnasiums_with_that_delay():
-    oracles = [wrappers.DelayObservation(RandomEnv(TREE), delay) for delay in (0, 3, 1)]
-    env = make(
-        TREE,
-        T.DelayObservation(torch.tensor([0, 3, 1])),
-    )
-    assert_agrees(env, oracles, num_steps=20)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Image transforms against Gymnasium's wrappers and OpenCV."""
 
-import itertools
-
 import cv2
 import numpy as np
 import pytest
@@ -66,18 +64,10 @@ def test_grayscale_of_opencv_equals_it_for_every_color(stride):
 
 SIZES = [  # from, to
     ((210, 160), (84, 84)),
-    ((250, 160), (84, 84)),
     ((480, 640), (84, 84)),
-    ((96, 96), (84, 84)),
-    ((168, 126), (84, 84)),
     ((84, 160), (84, 84)),
-    ((160, 84), (84, 84)),
     ((168, 168), (84, 84)),
-    ((96, 96), (32, 32)),
     ((64, 48), (32, 32)),
-    ((128, 32), (32, 32)),
-    ((210, 160), (64, 64)),
-    ((64, 48), (48, 48)),
     ((40, 20), (10, 10)),
     ((9, 7), (1, 1)),
     ((7, 5), (7, 5)),
@@ -109,25 +99,6 @@ def test_resize_equals_opencvs_inter_area_bit_for_bit(before, after, channels):
     transform = make(images(*before, *channels), T.ResizeObservation(after)).transforms[0]
     resized = transform.observation(torch.from_numpy(frames))
     assert_array_equal(resized, np.stack(expected))
-
-
-@pytest.mark.parametrize(
-    "channels",
-    [(), (1,), (3,)],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "shape",
-    [(4, 3), (6, 5), (3, 4)],
-    ids=str,
-)
-def test_resize_equals_gymnasiums_in_episodes_and_spaces(channels, shape):
-    assert_equals_wrapper(
-        images(12, 8, *channels),
-        "ResizeObservation",
-        shape,
-        num_steps=8,
-    )
 
 
 @pytest.mark.parametrize(
@@ -183,10 +154,8 @@ class Picture(RandomEnv):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("AddWhiteNoise", (0,)),
         ("AddWhiteNoise", (0.3,)),
         ("ObstructView", (0.0, 5)),
-        ("ObstructView", (0.5, 1)),
         ("ObstructView", (0.5, 4)),
         ("ObstructView", (0.9, 7)),
     ],
@@ -214,23 +183,3 @@ def test_noise_equals_gymnasiums_for_the_same_draws(name, arguments, grayscale):
     else:
         assert 0.2 < changed < 0.9
         assert (given[0] != given[1]).any()
-
-
-def test_noise_differs_at_every_step_and_in_every_episode():
-    env = make(
-        images(20, 20),
-        T.AddWhiteNoise(0.5),
-        num_envs=2,
-    )
-    zeros = torch.zeros(
-        2,
-        20,
-        20,
-        dtype=torch.uint8,
-    )
-    td = env.reset(seed=3)
-    noisy = []
-    for _ in range(12):
-        noisy.append(env.transforms[0].observation(zeros))
-        _, td = env.step(td.set("action", env.sample_action()))
-    assert all((one != two).any() for one, two in itertools.combinations(noisy, 2))

@@ -58,17 +58,6 @@ def test_transform_observation_equals_gymnasiums(name):
     assert_equals_function(space, T.TransformObservation(func, above), numpy_func, above)
 
 
-def test_transform_observation_func_receives_the_whole_batch():
-    shapes = []
-
-    def func(observation):
-        shapes.append(observation.shape)
-        return observation
-
-    make(VECTOR, T.TransformObservation(func), num_envs=7).reset()
-    assert set(shapes) == {(7, 3)}
-
-
 BOUNDS = [(-1.5, 0.5), (0, 0), (-INF, 1), (5, 6), (-1e6, 1e6)]
 
 
@@ -203,11 +192,6 @@ def test_add_noise_has_the_moments_of_its_distribution(distribution, deviation):
     assert np.corrcoef(drawn[:, 1], drawn[:, 2])[0, 1] == pytest.approx(0, abs=0.05)
 
 
-def test_add_noise_of_a_uniform_distribution_is_bounded():
-    assert (abs(noise("uniform")).max(0) <= [0, 1, 3]).all()
-    assert (abs(noise("normal")).max(0) > [-1, 1, 3]).all()
-
-
 @pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
 @pytest.mark.parametrize("period", [None, 1, 2])
 def test_noise_changes_every_period_steps_and_with_the_episode_only(period, lengths):
@@ -244,51 +228,12 @@ def test_add_noise_in_eval_mode_is_zero_if_asked():
     assert (noise("normal", training=False)[:, 1] != 0).any()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["int8", torch.int64],
-    ids=str,
-)
-@pytest.mark.parametrize("low", [-INF, 0])
-def test_dtype_observation_that_raises_does_not_change_the_envs_space(low, dtype):
-    space = Box(low, INF, (3,))
-    with pytest.raises(TypeError, match="dtype"):
-        make(space, T.DtypeObservation(dtype))
-    assert (space.low == low).all()
-    assert (space.high == INF).all()
-
-
-def test_dtype_observation_bounds_are_rounded_without_a_warning():
-    space = Box(
-        np.array([-0.1, -INF]),
-        np.array([0.1, INF]),
-        dtype=np.float64,
-    )
-    env = scripted(T.DtypeObservation("float32"), observation_space=space)
-    assert env.single_observation_space.high.tolist() == [float(np.float32(0.1)), INF]
-
-
 def test_dtype_observation_bounds_beyond_the_dtype_raise():
     with pytest.raises(TypeError, match="dtype"):
         make(
             Box(-1e300, 1e300, (2,), np.float64),
             T.DtypeObservation("float32"),
         )
-
-
-DTYPES = [bool, int, float, np.int16, np.dtype("f2"), "uint8", "f", torch.float64, torch.float16]
-NAMES = ["bool", "int64", "float64", "int16", "float16", "uint8", "float32", "float64", "float16"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name"),
-    list(zip(DTYPES, NAMES, strict=True)),
-    ids=str,
-)
-def test_dtype_observation_accepts_dtypes_and_their_names(dtype, name):
-    env = make(MultiBinary(2), T.DtypeObservation(dtype))
-    assert env.single_observation_space.dtype == name
-    assert env.reset()["observation"].dtype == getattr(torch, name)
 
 
 @pytest.mark.parametrize("flatten", [True, False])

@@ -135,29 +135,6 @@ def test_wrapper_of_no_env_raises():
         tw.Wrapper(object())
 
 
-class RecordOptions(tw.Wrapper):
-    def _check_options(self, options):
-        pass
-
-    def _reset(self, mask, options=None):
-        self.options = options
-        return self.env._reset(mask)
-
-
-def test_wrapper_reset_options_reach_the_layer_that_takes_them():
-    env = tw.TransformedEnv(
-        tw.Wrapper(tw.make("CartPole-v1", 2)),
-        T.TimeLimit(9),
-    )
-    assert (env.reset(options={"low": 0.0, "high": 0.0})["observation"] == 0).all()
-    env = tw.TransformedEnv(
-        RecordOptions(ScriptedEnv(2)),
-        T.TimeLimit(9),
-    )
-    env.reset(options={"level": 3})
-    assert env.env.options == {"level": 3}
-
-
 class NoOptions(tw.Wrapper):
     _check_options = tw.Env._check_options
 

@@ -221,6 +221,10 @@ class PPO(_WithEnv, algorithms.PPO):
     "env_params"; and the step of a schedule of random network distillation. A run resumes with new
     episodes: after a `load` that sets the iteration, `learn` sets the `params`, if they are of as
     many envs and the env is in train mode.
+
+    >>> algorithm = {"class_name": "torchwrap.interop.rsl_rl:PPO", "gamma": 0.97}  # in `train_cfg`
+    >>> issubclass(PPO, algorithms.PPO)
+    True
     """
 
     def process_env_step(
@@ -243,6 +247,10 @@ class Distillation(_WithEnv, algorithms.Distillation):
 
     A teacher's checkpoint of `PPO` holds those it was trained with. From the `load` on, those of
     the groups that the teacher reads are frozen, as rsl_rl freezes the teacher's own.
+
+    >>> algorithm = {"class_name": "torchwrap.interop.rsl_rl:Distillation"}  # in `train_cfg`
+    >>> issubclass(Distillation, algorithms.Distillation)
+    True
     """
 
     def load(self, loaded_dict: Any, load_cfg: Any, strict: bool) -> Any:

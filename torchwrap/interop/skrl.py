@@ -82,6 +82,11 @@ def true_successors(agent: AnyAgent, env: SkrlEnv | None = None) -> AnyAgent:
         env: its `checkpoint_modules` become the agent's: the agent saves and loads the transforms'
             statistics, and merges those of several ranks before each update. None takes the env of
             the first step, too late for `agent.load` before it.
+
+    >>> from types import SimpleNamespace
+    >>> agent = SimpleNamespace(record_transition=print, update=print)  # in place of skrl's
+    >>> true_successors(agent) is agent
+    True
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
