@@ -236,10 +236,8 @@ class Env(BatchedModule):
         else:
             last = self._status.root
             rows = RowMask(mask, synchronize=self.host_stepped)
-        self._status.unfinished = "reset()"
-        if seed is not None and rows.any():
-            self._seed(seed, rows)
-        return self._set_root(self._restart(rows, last, options))
+        _, root = self._drive("reset()", self._start, seed, rows, last, options)
+        return root
 
     @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -301,9 +299,15 @@ class Env(BatchedModule):
 
         If it raises, the env has no root to step from until a reset.
         """
-        self._status.unfinished = call
+        status = self._status
+        status.unfinished = call
         result, entries = function(*args)
-        return result, self._set_root(entries)
+        if self.host_stepped:
+            entries |= self.unwrapped._root_info()
+        root = tensordict(entries, self.signature.num_envs)
+        status.root = root
+        status.unfinished = None
+        return result, root
 
     def _transition(self, td: TensorDict, step: Step) -> tuple[TensorDict, Root]:
         """Takes a step from a checked root. Returns the transition and the next root."""
@@ -336,16 +340,13 @@ class Env(BatchedModule):
             entries["next"] = tensordict(state, self.num_envs)
         return tensordict(entries, self.num_envs)
 
-    def _set_root(self, entries: Root) -> TensorDict:
-        """Finishes a call. Returns the root of the next step."""
-        if self.host_stepped:
-            entries |= self.unwrapped._root_info()
-        root = tensordict(entries, self.signature.num_envs)
-        self._status.root = root
-        self._status.unfinished = None
-        return root
-
     # Resets and steps without checks. `torchwrap.compile` and `pure` trace each as a whole.
+
+    def _start(self, seed: int | None, rows: RowMask, *args: Any) -> Any:
+        """Seeds some rows, and starts new episodes in them. Returns None and the next root."""
+        if seed is not None and rows.any():
+            self._seed(seed, rows)
+        return None, self._restart(rows, *args)
 
     def _restart(
         self, rows: RowMask, last: TensorDict | None, options: Options | None = None
@@ -439,18 +440,22 @@ class Env(BatchedModule):
         rows: RowMask | None = None
         if mask is not None:
             self._check_mask(mask, "restore")
-            root = self._check_ready("restore() of some envs")
+            last = self._check_ready("restore() of some envs")
             rows = RowMask(mask)
             for key, value in entries.items():
-                entries[key] = rows.where(value, root[key])
-        self._status.unfinished = "restore()"
-        for name, buffer in self._state_buffers(per_env=rows is not None).items():
-            value = given["buffers", name]
-            if rows is None:
-                buffer.copy_(value)
-            else:
-                rows.assign_(buffer, value.to(buffer.device))
-        return self._set_root(entries)
+                entries[key] = rows.where(value, last[key])
+
+        def write() -> tuple[None, Root]:
+            for name, buffer in self._state_buffers(per_env=rows is not None).items():
+                value = given["buffers", name]
+                if rows is None:
+                    buffer.copy_(value)
+                else:
+                    rows.assign_(buffer, value.to(buffer.device))
+            return None, entries
+
+        _, root = self._drive("restore()", write)
+        return root
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name; with `per_env`, only those with one row per env."""

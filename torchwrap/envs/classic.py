@@ -70,7 +70,7 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         rng: Key,
         params: Any = None,
     ) -> Tensor:
-        values = [state[field] for field in self.fields]
+        values = tuple(map(state.__getitem__, self.fields))
         return torch.stack(values, -1).to(torch.float32)
 
     def render_init(
