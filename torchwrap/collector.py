@@ -209,7 +209,7 @@ def evaluate(
     totals = torch.zeros(num_envs, width, dtype=torch.float64, device=env.device)
     episodes = totals.new_zeros(num_envs, per_env + 1, width)  # the last: beyond those asked for
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
-    rows = torch.arange(num_envs, device=env.device)
+    indices = torch.arange(num_envs, device=env.device)
     with eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
         if policy is not None:
@@ -224,7 +224,7 @@ def evaluate(
             for column, key in enumerate(keys.values(), 2):
                 totals[:, column] = successor[key].squeeze(-1)
             done = successor["done"]
-            episodes[rows, counts] = totals
+            episodes[indices, counts] = totals
             counts = (counts + done.squeeze(-1)).clamp(max=per_env)
             totals = totals.masked_fill(done, 0)
             if bar is not None:
@@ -249,8 +249,9 @@ def _check_repeats(env: Env, policy: Policy, root: TensorDict) -> None:
             actions.append(act(env, policy, root.clone())["action"])
     _, first, second = actions
     if not equal(first, second, 1e-5):
-        must = "policy must return the same action in two calls with the same root"
-        raise ValueError(refusal("evaluate", must, remedy=DECLARED))
+        must = "policy must return the same action in two calls with the same root and generators"
+        remedy = f"{DECLARED}, and draw from PyTorch's global generator"
+        raise ValueError(refusal("evaluate", must, remedy=remedy))
 
 
 def _check_lengths(env: Env, lengths: Tensor) -> None:

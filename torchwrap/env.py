@@ -321,9 +321,9 @@ class Env(BatchedModule):
         return td.set("next", successor), root
 
     def _with_action(self, root: TensorDict, given: Any) -> Any:
-        """A root with a bare action; `given` itself if it is no action, but a root that holds one.
+        """Returns a root with an action. A bare action is put into a copy of the last root.
 
-        With a bare action, the policy's state does not change in this step.
+        Then the policy's state does not change in this step.
         """
         is_action = isinstance(given, Tensor)
         if self._action_keys and isinstance(given, TensorDictBase):

@@ -400,16 +400,10 @@ class FunctionalEnv(Env):
         owner = type(self.func_env).__name__
         num_envs = self.num_envs
         device = self.device
-        if _defines(self.func_env, "step_info"):
-            fault = "defines step_info, as FuncEnv's docstring calls it"
-            raise TypeError(refusal(owner, fault, remedy="Rename it to transition_info"))
         initial = self._first_result("initial")
         _check_fields(f"{owner}.initial", initial, num_envs, device)
         self.fields = list(initial)
         for field, value in initial.items():
-            if not field or "." in field:
-                must = "names of fields must be non-empty, without a dot"
-                raise ValueError(refusal(f"{owner}.initial", must, repr(field)))
             self.register_env_buffer(f"state_{field}", value.clone())
         state = self.state
         action = spaces.zeros(self.single_action_space, num_envs, device)

@@ -109,7 +109,7 @@ class RunningMeanStd(BatchedModule):
         buffers: Any = self._buffers  # `nn.Module.__getattr__` is slow
         count = buffers["count"]
         rows = materialize(rows)
-        # A graph and a device compute references in each step: the host does not see the counts.
+        # The host skips this once every component has a reference.
         has_references = is_host_readable(count) and bool(count.all())
         if len(rows) and not has_references:
             self._set_first_references(rows.detach().to(self.reference.dtype), mask)

@@ -26,7 +26,6 @@ WRONG_RESULTS = [  # function, error, and results for a single env
     ("transition", TypeError, [{**STATE, "count": torch.zeros(())}]),
     ("state_info", TypeError, [COUNT, {"a": 1.0}, {"a": {"b": COUNT}}, {3: COUNT}]),
     ("transition_info", TypeError, [None]),
-    ("step_info", TypeError, [{}]),  # an old name
 ]
 WRONG_BATCHES = [  # of functions in broadcasting style
     ("initial", ValueError, [{**ROWS, "count": COUNT}, {**ROWS, "count": torch.zeros(1)}]),
@@ -95,11 +94,6 @@ def test_function_that_keeps_a_tensor_in_an_attribute_is_found_by_check_env():
 
     with pytest.raises(AssertionError, match=r"^Keeping: .*observation"):
         check_env(lambda n: FunctionalEnv(Keeping(), n))
-
-
-def test_field_whose_name_has_a_dot_raises():
-    with pytest.raises(ValueError, match=r"initial: names .*pos\.x"):
-        FunctionalEnv(variant(Walk, initial=lambda rng: {"pos.x": torch.zeros(2)}), 2)
 
 
 def test_infos_with_equal_names_raise():

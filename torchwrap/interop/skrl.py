@@ -164,7 +164,7 @@ def _usable(final: Tensor, last: Tensor, terminated: Tensor) -> Tensor:
 
 
 class _Infos(dict[str, Any]):
-    """The infos of a step, which know their env. Their copies, in other processes too, do not."""
+    """The infos of a step, which know their env. A copy or a pickle is a plain dict."""
 
     env: SkrlEnv
 

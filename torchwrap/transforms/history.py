@@ -257,7 +257,8 @@ class _Delay(_History):
             delays = random.integers(self.stream.key(), self.shortest, self.longest + 1)
             mask.assign_(self.delays, delays)
         elif not isinstance(self.delay, Tensor):
-            mask.fill_(self.delays, self.shortest)  # for `deploy`, where the state is the caller's
+            # The rows may hold anything: `deploy` takes them from its caller.
+            mask.fill_(self.delays, self.shortest)
         return super().reset(td, mask)
 
     def _output(self, frames: Tensor) -> Tensor:
