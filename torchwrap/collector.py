@@ -92,8 +92,11 @@ class Collector:
         # A graph fits one layout alone.
         if self._compiled is None or not set(last.keys()).issuperset(keys):
             env._check_root("Collector", last)
+        root: Root = {}
+        for key in keys:
+            root[key] = last[key]
         collect = self._compiled or self._collect
-        storage = collect({key: last[key] for key in keys})
+        storage = collect(root)
         names: Any = [None, "time"]
         data = TensorDict({}, [signature.num_envs, self.num_steps], names=names)
         for key, value in storage.items():

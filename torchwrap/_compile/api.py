@@ -32,9 +32,9 @@ def compile(
 ) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs.
 
-    Results agree with eager mode up to rounding. On the CPU, a collector's steps are one scan;
-    before PyTorch 2.11, a Python loop over the compiled step. A graph reads and writes the buffers and
-    parameters of the env and of the policy: an `nn.Module`, a method of one, or a function that
+    Results agree with eager mode up to rounding. On the CPU, the steps of a collector are one scan;
+    before PyTorch 2.11, Python loops over the compiled step. A graph reads and writes the buffers
+    and parameters of the env and of the policy: an `nn.Module`, a method of one, or a function that
     names modules. A call that finds other modules, modes, hooks, layouts or devices, or another
     `collector.policy`, compiles another graph.
 

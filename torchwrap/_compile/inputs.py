@@ -48,6 +48,7 @@ def swap(places: Sequence[Place], tensors: Sequence[Tensor]) -> list[Any]:
     return before
 
 
+_AUTOCAST = ("cpu", "cuda")
 _MAX_KEYS = 8  # as torch.compile's limit
 
 
@@ -125,7 +126,7 @@ class Inputs:
             tuple(map(len, self._hooks)),
             tuple([module.training for module in modules]),
             tuple(map(layout, self.tensors)),
-            *_autocast(),
+            *self._observed[-2 * len(_AUTOCAST) :],
         )
         # The functions are held with the graphs, so that no others get their ids.
         self._known[key] = self._known.pop(key, (functions, {}))
@@ -149,9 +150,11 @@ class Inputs:
 
     def _observe(self) -> list[object]:
         """The roots, tensors, modules, modes, and the keys of children and hooks."""
-        found = [*self.find_roots(), *_autocast()]
+        found = list(self.find_roots())
         found += chain.from_iterable(filter(None, self._keyed))
         found += map(dict.get, *self._watched)
+        found += map(torch.is_autocast_enabled, _AUTOCAST)
+        found += map(torch.get_autocast_dtype, _AUTOCAST)
         return found
 
 
@@ -165,13 +168,6 @@ def aliased_indices(leaves: Sequence[Tensor]) -> list[int]:
             aliased.append(index)
         known.add(address)
     return aliased
-
-
-def _autocast() -> list[object]:
-    return [
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-    ]
 
 
 def _parts(function: object) -> list[object]:
