@@ -93,8 +93,8 @@ class Collector:
         if self._compiled is None or not set(last.keys()).issuperset(keys):
             env._check_root("Collector", last)
         root: Root = {}
-        for key in keys:
-            root[key] = last[key]
+        for name in keys:
+            root[name] = last[name]
         collect = self._compiled or self._collect
         storage = collect(root)
         names: Any = [None, "time"]
