@@ -499,6 +499,24 @@ def test_history_that_the_action_does_not_depend_on_is_left_out():
     assert deployed({"own": torch.full((2, 3), 1.5)}).tolist() == [[1, 1], [1, 1]]
 
 
+def test_entry_that_a_later_action_depends_on_is_kept():
+    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
+    env = stack(make, tw.PolicyState({"last": (2,), "before": (2,)}))
+
+    def act(td):
+        td["next", "last"] = td["observation", "own"][:, :2]
+        td["next", "before"] = td["last"] * 1
+        return td["before"] * 1
+
+    deployed = tw.deploy(env, act)
+    state = deployed.initial_state(1)
+    actions = []
+    for number in (1.0, 2.0, 3.0, 4.0):
+        action, state = deployed({"own": torch.full((1, 3), number)}, state)
+        actions.append(action[0, 0].item())
+    assert actions == [0, 0, 1, 2]
+
+
 def test_robot_without_the_simulated_noise_is_deployed_from_a_sibling():
     def make_env(noisy=True):
         noise, late_noise = [[T.AddNoise(0.1)] if noisy else [] for _ in range(2)]
