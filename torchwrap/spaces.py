@@ -471,6 +471,8 @@ class Signature:
     def __post_init__(self) -> None:
         validation.integer("Env", "num_envs", self.num_envs, at_least=1)
         validation.integer("Env", "first_index", self.first_index, at_least=0)
+        if self.max_episode_steps is not None:
+            validation.integer("Env", "max_episode_steps", self.max_episode_steps, at_least=1)
         for space in (self.single_observation_space, self.single_action_space):
             for _, leaf in leaves(space):
                 dtype(leaf)

@@ -432,10 +432,7 @@ def test_compile_compiles_the_transforms():
 UNFIT = {
     "reset": (3, TypeError),
     "clock": (torch.zeros(2), TypeError),
-    "observation_space": (None, TypeError),
     "reset_by": ("id", ValueError),
-    "max_episode_steps": (0, ValueError),
-    "info_keys": ("steps", TypeError),
     "reuses_memory": (1, TypeError),
     "device": ("nope", ValueError),
 }

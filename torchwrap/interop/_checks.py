@@ -17,11 +17,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
-from torchwrap.spaces import Signature
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
@@ -257,30 +255,6 @@ def logs(
         for key in metric_keys:
             numbers[key] = successor[key][done, 0].float()
     return numbers
-
-
-def signature(
-    owner: str,
-    num_envs: int,
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    max_episode_steps: int | None,
-    first_index: int,
-    device: torch.device | str,
-    info_keys: Sequence[str],
-) -> Signature:
-    """The description of an env that is given as functions, from arguments that are checked."""
-    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-        if spaces.optional_space(owner, name, space) is None:
-            raise TypeError(refusal(owner, f"{name} must be a gymnasium Space", "None"))
-    if max_episode_steps is not None:
-        validation.integer(owner, "max_episode_steps", max_episode_steps, at_least=1)
-    if isinstance(info_keys, str):
-        raise TypeError(refusal(owner, "info_keys must be a list", f"the string {info_keys!r}"))
-    device = validation.device(owner, device)
-    return Signature(
-        num_envs, observation_space, action_space, device, max_episode_steps, first_index
-    )
 
 
 def check_tuple(

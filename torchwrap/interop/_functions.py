@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import tensordict
+from torchwrap._core.rows import Path, tensordict
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
@@ -19,6 +20,7 @@ from torchwrap.spaces import Signature
 class FunctionsEnv(_checks.SimulatorEnv):
     """An env over functions of a simulator. It checks their results, and has no snapshots."""
 
+    reuses_memory = True
     _kind = "an array"
 
     def __init__(self, owner: str, signature: Signature, info_keys: Sequence[str]) -> None:
@@ -26,17 +28,36 @@ class FunctionsEnv(_checks.SimulatorEnv):
         self._owner = owner
         self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
 
+    def _observation(self, value: Any, num_rows: int, copy: bool = True) -> spaces.Value:
+        def convert(path: Path, leaf: Space[Any]) -> Tensor:
+            tensor = spaces.entry(value, path).detach()
+            return tensor.to(self.device, spaces.dtype(leaf), copy=copy)
+
+        return spaces.build(self.single_observation_space, convert, num_rows)
+
+    def _column(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        column = value.detach().to(self.device, dtype, copy=self.reuses_memory)
+        return column.view(self.num_envs, 1)
+
     def _successor(
-        self, observation: spaces.Value, numbers: dict[str, Tensor], info: dict[str, Any]
+        self, observation: spaces.Value, numbers: Sequence[Tensor], info: dict[str, Any]
     ) -> TensorDict:
-        """Adds the time limit to reward and flags, which are columns, like the info."""
-        successor: dict[str, Any] = {"observation": observation, **numbers}
+        """Adds reward, flags and infos as columns, and the time limit."""
+        reward, *flags = numbers
+        terminated, truncated = [self._column(flag, torch.bool) for flag in flags]
         limit = self.signature.max_episode_steps
         if limit is not None:
             is_over = self._clocks()[0].to(self.device) >= limit
-            successor["truncated"] = successor["truncated"] | is_over.view(-1, 1)
-        if info:
-            successor["info"] = tensordict(info, self.num_envs)
+            truncated = truncated | is_over.view(-1, 1)
+        successor: dict[str, Any] = {
+            "observation": observation,
+            "reward": self._column(reward, torch.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        if self.info_spaces:
+            columns = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
+            successor["info"] = tensordict(columns, self.num_envs)
         return tensordict(successor, self.num_envs)
 
     def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:

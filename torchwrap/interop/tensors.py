@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import Path, RowMask, is_host_readable, tensordict
+from torchwrap._core.rows import RowMask, is_host_readable, tensordict
 from torchwrap.env import Options
 from torchwrap.interop import _checks
 from torchwrap.interop._functions import FunctionsEnv
@@ -94,15 +94,13 @@ def from_functions(
             validation.function(owner, name, function)
     validation.choice(owner, "reset_by", reset_by, "mask", "ids")
     reuses_memory = validation.flag(owner, "reuses_memory", reuses_memory)
-    signature = _checks.signature(
-        owner,
+    signature = Signature(
         num_envs,
         observation_space,
         action_space,
+        validation.device(owner, device),
         max_episode_steps,
         first_index,
-        device,
-        info_keys,
     )
     return TensorEnv(functions, signature, reset_by, final_key, reuses_memory, info_keys)
 
@@ -163,22 +161,18 @@ class TensorEnv(FunctionsEnv):
             given = given.to_dict()
         result = self.functions["step"](given)
         self._check_numbers(result, _checks.STEP)
-        observation, reward, terminated, truncated, info = result
+        observation, *numbers, info = result
         self.last_info = info
-        observation = self._observation("step", observation, copy=self.reuses_memory)
-        numbers = {
-            "reward": self._column(reward, torch.float32),
-            "terminated": self._column(terminated, torch.bool),
-            "truncated": self._column(truncated, torch.bool),
-        }
+        self._check_observation("step", observation, self.num_envs)
+        observation = self._observation(observation, self.num_envs, copy=self.reuses_memory)
         if self.final_key is not None:
-            done = numbers["terminated"] | numbers["truncated"]
+            _, terminated, truncated = numbers
+            done = self._column(terminated, torch.bool) | self._column(truncated, torch.bool)
             final = info.get(self.final_key)
             observation = self._final_observation(observation, RowMask(done), final)
             self.already_reset.copy_(done.squeeze(-1))
         if self.functions["clock"] is None:
             self.elapsed.add_(1)
-        info = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
         return self._successor(observation, numbers, info)
 
     def _leave_out(self, rows: RowMask) -> None:
@@ -193,9 +187,8 @@ class TensorEnv(FunctionsEnv):
                 raise ValueError(refusal("from_functions", must))
             return initial
         self._initial = initial
-        return done.where(
-            self._observation("step's final observations", final, copy=False), initial
-        )
+        self._check_observation("step's final observations", final, self.num_envs)
+        return done.where(self._observation(final, self.num_envs, copy=False), initial)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         already_reset = RowMask(self.already_reset & mask.tensor)
@@ -209,24 +202,12 @@ class TensorEnv(FunctionsEnv):
             if self.reset_by == "ids":
                 rows = rows.nonzero().squeeze(-1)
             result = self.functions["reset"](rows)
-            observation = self._observation("reset", result, copy=self.reuses_memory)
+            self._check_observation("reset", result, self.num_envs)
+            observation = self._observation(result, self.num_envs, copy=self.reuses_memory)
             if self.final_key is not None:
                 initial = spaces.to_device(self._initial, self.device)
                 observation = already_reset.where(initial, observation)
         return tensordict({"observation": observation}, self.num_envs)
-
-    def _observation(self, function: str, value: Any, copy: bool) -> spaces.Value:
-        self._check_observation(function, value, self.num_envs)
-
-        def convert(path: Path, leaf: Space[Any]) -> Tensor:
-            tensor = spaces.entry(value, path).detach()
-            return tensor.to(self.device, spaces.dtype(leaf), copy=copy)
-
-        return spaces.build(self.single_observation_space, convert, self.num_envs)
-
-    def _column(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        column = value.detach().to(self.device, dtype, copy=self.reuses_memory)
-        return column.view(self.num_envs, 1)
 
     def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:
         is_tensor = isinstance(value, Tensor) and value.device == self._simulator_device
