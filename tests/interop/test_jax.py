@@ -386,6 +386,7 @@ def test_nested_values_reach_the_functions_and_come_back():
 
 # Errors.
 
+
 def other_state(state, *values):
     return {**state, "steps": 1.0 + state["steps"]}, *values
 

@@ -129,8 +129,10 @@ def from_brax(
 
     def step(state: Any, action: jax.Array) -> tuple[Any, ...]:
         state = env.step(state, action)
+        terminated = state.done != 0
+        truncated = jnp.zeros((), bool)
         info = {**state.info, **state.metrics}
-        return state, state.obs, state.reward, state.done != 0, jnp.zeros((), bool), info
+        return state, state.obs, state.reward, terminated, truncated, info
 
     return from_jax(
         reset,
@@ -208,7 +210,8 @@ class JaxEnv(FunctionsEnv):
         for chunk in rows.split(len(self._slots)):
             # The last row fills the rest of a call.
             index = chunk[self._slots.clamp(max=len(chunk) - 1)]
-            words = bits(self.stream.key().select(index), self._key_words).to(torch.uint32)
+            key = self.stream.key().select(index)
+            words = bits(key, self._key_words).to(torch.uint32)
             state, initial = jax.block_until_ready(self._jax_reset(_to_jax(words)))
             if self.state is None:  # The first reset overwrites all of these rows.
                 first = jnp.zeros(self.num_envs, int)
@@ -234,10 +237,11 @@ class JaxEnv(FunctionsEnv):
         next_state, observation, *numbers, info = result
         self._check_observation("step", observation, self.num_envs)
         next_state = _strong(next_state)
-        shapes = jax.eval_shape(_strong, next_state)
-        if jax.tree.flatten(shapes) != jax.tree.flatten(jax.eval_shape(_strong, state)):
+        given = jax.eval_shape(_strong, state)
+        returned = jax.eval_shape(_strong, next_state)
+        if jax.tree.flatten(returned) != jax.tree.flatten(given):
             must = "step must return a state with the structure, shapes and dtypes of reset's"
-            raise ValueError(refusal(self._owner, must, describe(shapes)))
+            raise ValueError(refusal(self._owner, must, describe(returned)))
         info = {name: info[name] for name in self.info_spaces}
         return next_state, observation, numbers, info
 
@@ -257,4 +261,8 @@ def _strong(state: Any) -> Any:
 
 @jax.jit
 def _write(state: Any, index: jax.Array, rows: Any) -> Any:
-    return jax.tree.map(lambda leaf, new: leaf.at[index].set(new), state, rows)
+    return jax.tree.map(
+        lambda leaf, new: leaf.at[index].set(new),
+        state,
+        rows,
+    )
