@@ -254,40 +254,6 @@ def test_sync_under_torchrun_without_a_process_group_raises(monkeypatch, number)
 # examples/ppo_distributed.py.
 
 
-def update(rank, group, world_size):
-    ppo = load_example("ppo")
-    args = ppo.Args(
-        learning_rate=0.01, num_minibatches=1, update_epochs=3, norm_adv=False, max_grad_norm=0.5
-    )
-    torch.manual_seed(0)
-    agent = ppo.Agent(ppo.make_env(args, 2))
-    data = torch.Generator().manual_seed(1)
-    batch = {
-        "observation": torch.randn(64, 4, generator=data),
-        "action": torch.randint(2, (64,), generator=data),
-    }
-    for name in ("logprob", "advantage", "value", "ret"):
-        batch[name] = torch.randn(64, generator=data)
-    part = {name: value[rank::world_size] for name, value in batch.items()}
-    script = ppo if world_size == 1 else load_example("ppo_distributed")
-    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    ppo.update(agent, optimizer, part, args, script.compute_gradients)
-    return TensorDict(agent.state_dict(), [])
-
-
-def test_processes_average_their_gradients(processes):
-    whole = update(0, None, 1)
-    parts = processes.run(4, update, 4)
-    for name, value in whole.items():
-        assert all(part[name].equal(parts[0][name]) for part in parts)
-        torch.testing.assert_close(
-            parts[0][name],
-            value,
-            rtol=1e-4,
-            atol=1e-5,
-        )
-
-
 def train(rank, group, folder):
     ppo = load_example("ppo_distributed")
     args = ppo.Args(

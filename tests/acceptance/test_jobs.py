@@ -17,15 +17,12 @@ import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box
 from helpers import load_example
-from stable_baselines3 import PPO
-from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.sb3 import to_sb3
 from torchwrap.testing import ScriptedEnv
 
 
@@ -128,38 +125,6 @@ def test_reset_options_of_rows_reach_gymnasium(mode):
             td = env.reset(mask=torch.arange(2) == row, options=options)
         expected = np.tile([[0.01], [0.02]], 4)
         assert td["observation"].numpy() == pytest.approx(expected)
-
-
-METRICS = {
-    "once": ("is_success", "max"),
-    "at_end": ("is_success", "last"),
-    "distance": "mean",
-}
-
-
-def make_measured():
-    statistics = T.RecordEpisodeStatistics(metrics=METRICS)
-    return tw.TransformedEnv(tw.make("Drift-v0", 4), statistics)
-
-
-# 1 line. Stable-Baselines3: `info_keywords` of Monitor for the end, and a callback of 6 lines.
-def test_metrics_in_evaluate_and_stable_baselines(tmp_path):
-    results = tw.evaluate(make_measured(), None, 8, seed=0)
-    venv = to_sb3(make_measured())
-    model = PPO(
-        "MlpPolicy",
-        venv,
-        n_steps=16,
-        n_epochs=1,
-        batch_size=64,
-        device="cpu",
-    )
-    model.set_logger(configure(str(tmp_path), ["csv"]))
-    model.learn(64).logger.close()
-    for name in METRICS:
-        assert results[f"episode_{name}"].shape == (8,)
-        assert name in model.ep_info_buffer[0]
-    assert "rollout/success_rate" in (tmp_path / "progress.csv").read_text()
 
 
 # 1 line, `python examples/ppo.py --env-id own:Own-v0 --metrics is_success max`; SB3: 1.

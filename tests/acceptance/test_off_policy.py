@@ -17,7 +17,6 @@ from helpers import EXAMPLES, from_reset, load_example
 from replay import (
     FrameReplayBuffer,
     ReplayBuffer,
-    SequenceBuffer,
     episodes,
     sequences,
 )
@@ -241,46 +240,6 @@ def test_guide_has_the_rows_of_short_episodes():
     assert found == ROWS
 
 
-def fill(buffer, sizes, lengths=(1, 5, 2, 7)):
-    """Stores collections with these numbers of steps. Returns all rows of each env."""
-    env = short_env(3, lengths)
-    env.reset(seed=0)
-    chunks = []
-    for size in sizes:
-        data = play(env, size)
-        buffer.extend(data)
-        chunks.append(data)
-    return sequences(torch.cat(chunks, 1))
-
-
-@pytest.mark.parametrize("sizes", [[1, 3], [4, 1, 9, 2, 7], [5, 60]], ids=str)
-def test_ring_of_sequences_holds_the_latest_rows(sizes):
-    buffer = SequenceBuffer(3 * 20, length=5)
-    streams = fill(buffer, sizes)
-    assert buffer.written.tolist() == [len(rows) for rows in streams]
-    for env, rows in enumerate(streams):
-        steps = torch.arange(len(rows))[-20:]
-        assert (buffer.storage[steps % 20, env] == rows[-20:]).all()
-    for sample in buffer.sample(100):
-        env = int(sample["observation"][0]) // 1000
-        kept = streams[env][-20:]
-        assert any((kept[start : start + 5] == sample).all() for start in range(len(kept) - 4))
-
-
-def test_sequences_end_where_data_does_not_continue():
-    env = short_env(1, lengths=None)
-    buffer = SequenceBuffer(20, length=5)
-    for num_steps in (2, 1):
-        env.reset(seed=0)
-        data = play(env, num_steps)
-        buffer.extend(data)
-    rows = buffer.sample(1)[0]
-    assert rows["observation"].flatten().tolist() == [0, 1, 2, 0, 1]
-    assert rows["is_first"].tolist() == [1, 0, 0, 1, 0]
-    assert rows["is_last"].tolist() == [0, 0, 1, 0, 0]
-    assert not rows["is_terminal"].any()
-
-
 # Episodes of one step with reward 1, gamma 0.5, and observations 1 and 1001 as values
 TARGETS = [
     pytest.param("truncated", [1 + 0.5 * 1, 1 + 0.5 * 1001], id="truncated"),
@@ -383,16 +342,6 @@ def test_resumed_script_ends_in_the_same_state(tmp_path, train_and_kill, script)
         del state["log"]["seconds"]
     assert expected["log"]["updates"] >= 40
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("script", "env_id", "other"),
-    [(dqn, "Pendulum-v1", "sac.py"), (sac, "CartPole-v1", "dqn.py")],
-    ids=["dqn", "sac"],
-)
-def test_script_refuses_actions_of_the_other_one(tmp_path, script, env_id, other):
-    with pytest.raises(ValueError, match=other):
-        script.main(script.Args(env_id=env_id, out=tmp_path))
 
 
 @pytest.mark.full

@@ -1,6 +1,5 @@
 """Image observations of examples/ppo.py; examples/maze.py and ablation.py."""
 
-import ablation
 import ppo
 import ppo_parts
 import pytest
@@ -114,28 +113,3 @@ def test_ppo_learns_from_pictures_and_is_deployed(registry, tmp_path, compiled):
 @pytest.mark.full
 def test_maze_keeps_the_contract():
     check_env(lambda num_envs, **arguments: tw.make("Maze-v0", num_envs, **arguments))
-
-
-@pytest.mark.full
-def test_ablation_draws_one_plot_and_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(ablation, "SEEDS", 2)
-    monkeypatch.setattr(ablation, "VARIANTS", {"CNN": tw.make, "MLP": ablation.flat})
-    args = ppo.Args(
-        env_id="Maze-v0",
-        num_envs=4,
-        num_steps=100,
-        total_timesteps=800,
-        update_epochs=1,
-        out=tmp_path,
-    )
-    ablation.main(args)
-    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
-    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert folders == {"CNN-1", "CNN-2", "MLP-1", "MLP-2"}
-    inputs = {"CNN": "actor.network.0.weight", "MLP": "actor.0.weight"}
-    sizes = {"CNN": (16, 3, 3, 3), "MLP": (64, 3 * 7 * 7)}
-    for variant, key in inputs.items():
-        curve = ablation.learning_curve(args, variant, 1)
-        assert curve[:, 0].tolist() == [400, 800]
-        checkpoint = torch.load(tmp_path / f"{variant}-1" / "agent.pt", weights_only=True)
-        assert checkpoint["agent"][key].shape == sizes[variant]

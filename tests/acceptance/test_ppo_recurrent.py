@@ -25,31 +25,6 @@ def test_states_through_time_equal_the_carried_states():
     torch.testing.assert_close(states, data["next", "hidden"])
 
 
-@pytest.fixture
-def fresh():
-    """Arguments, an agent, and a batch of its own rollout."""
-    args = recurrent.Args(num_envs=4, num_steps=12)
-    agent = recurrent.Agent(args)
-    env = recurrent.make_env(args, args.num_envs)
-    data = tw.rollout(env, agent.act, args.num_steps)
-    return args, agent, recurrent.make_batch(agent, data, args)
-
-
-def test_ratios_of_a_fresh_batch_are_one(fresh):
-    _, agent, batch = fresh
-    states = agent.remember_all(batch["observation"], batch["hidden"], batch["is_init"])
-    logprob = agent.get_distribution(states).log_prob(batch["action"])
-    torch.testing.assert_close(logprob.detach(), batch["logprob"])
-
-
-def test_gradients_reach_the_initial_state_of_a_chunk(fresh):
-    args, agent, batch = fresh
-    batch["is_init"].fill_(False)
-    batch["hidden"].requires_grad_()
-    recurrent.ppo_loss(agent, batch, args).backward()
-    assert batch["hidden"].grad.any()
-
-
 def test_truncated_episode_is_bootstrapped_from_its_final_observation_and_state():
     args = recurrent.Args(num_envs=4, num_steps=3, gamma=0.5)
     env = tw.TransformedEnv(

@@ -6,11 +6,8 @@ from tensordict import TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import torchwrap as tw
 from torchwrap import RowMask
-from torchwrap import transforms as T
 from torchwrap._core import rows
-from torchwrap.testing import ScriptedEnv
 
 MASKS = {
     "even": [1, 0, 1, 0],
@@ -151,20 +148,3 @@ def test_spread_returns_nested_rows_to_their_rows(tensor, path):
     spread = RowMask(tensor).spread(nested if path == "graph" else nested[tensor])
     assert spread.shape == spread["b"].shape == (4,)
     assert (spread[tensor] == nested[tensor]).all()
-
-
-@pytest.mark.parametrize("row", range(3))
-def test_mask_of_the_caller_is_read_at_each_reset(row):
-    transforms = T.NormalizeObservation(), T.FrameStackObservation(2)
-    env = tw.TransformedEnv(
-        ScriptedEnv(3, (1,), None),
-        *transforms,
-    )
-    env.reset()
-    mask = torch.tensor([True, False, False])
-    env.reset(mask=mask)
-    env.step(env.sample_action())
-    mask.copy_(torch.arange(3) == row)
-    frames = env.reset(mask=mask)["observation"]
-    is_initial = frames.diff(dim=1).flatten() == 0
-    assert is_initial.tolist() == mask.tolist()

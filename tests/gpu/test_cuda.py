@@ -196,25 +196,6 @@ def test_failed_capture_leaves_the_env_as_it_was(on, monkeypatch, name):
     assert_same(given, expected, AOT)
 
 
-@pytest.mark.parametrize("first", [False, pytest.param(True, marks=full)])
-def test_captured_env_and_collector_run_in_and_out_of_inference_mode(on, first):
-    env, eager, inner, plain_inner = several(on, "Compose of two", 4)
-    collect = compiled(tw.Collector(inner, None, 4))
-    plain = tw.Collector(plain_inner, None, 4)
-    compiled(env)
-    td, eager_td = (each.reset(seed=0) for each in (env, eager))
-    for each in (inner, plain_inner):
-        each.reset(seed=0)
-    for number in range(4):
-        with torch.inference_mode((number % 2 == 0) is first):
-            transition, td = env.step(act(env, td))
-            expected, eager_td = eager.step(act(eager, eager_td))
-            data = collect()
-            chunk = plain()
-            assert_same(transition["next"].clone(), expected["next"].clone(), AOT)
-            assert_same(data.clone(), chunk.clone(), AOT)
-
-
 # Collectors.
 
 

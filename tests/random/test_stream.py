@@ -186,11 +186,6 @@ def test_bits_of_a_stream_are_philox_of_seed_env_episode_and_draw():
 MANY = 4 * 50_000
 
 
-def test_bits_repeat_no_block():
-    words = random.bits(Stream(3, seed=1).key(), MANY)
-    assert len(words.view(-1, 4).unique(dim=0)) == 3 * MANY // 4
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 4099])
 def test_bits_for_a_larger_count_start_with_the_same_words(count):
     key = Stream(3, seed=1).key()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Discrete
 from numpy.testing import assert_allclose, assert_array_equal
 from oracles import RandomEnv, scripted
 
@@ -160,27 +160,6 @@ def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duratio
                 oracle.num_repeats = 0
                 oracle.repeats_taken = 0
     assert (repeated > 0) == (probability > 0 and lengths != (1,))
-
-
-def test_sticky_action_of_a_dict_repeats_all_parts_together():
-    space = Dict(
-        a=Discrete(1000),
-        b=Tuple([Box(-1, 1, (2,))]),
-    )
-    env = scripted(
-        T.StickyAction(0.5),
-        num_envs=50,
-        action_space=space,
-        episode_lengths=None,
-    )
-    before = env.sample_action()
-    _, td = env.step(env.reset(seed=0).set("action", before.clone()))
-    chosen = env.sample_action()
-    transition, _ = env.step(td.set("action", chosen.clone()))
-    given = transition["next", "info", "action"]
-    is_stuck = given["a"] == before["a"]
-    assert 10 < is_stuck.sum() < 40
-    assert (given == torch.where(is_stuck, before, chosen)).all()
 
 
 def test_affine_action_equals_numpys_beyond_the_bounds_below():

@@ -97,25 +97,6 @@ def test_frame_stack_along_an_axis_equals_stable_baselines_vec_frame_stack():
             assert_array_equal(successor["observation"][row], final)
 
 
-# Gymnasium warns in Box.contains.
-@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
-@pytest.mark.parametrize(
-    ("space", "padding", "member"),
-    [
-        (PAIR, [np.float32([3, -8]), 2], PAIR_MEMBER),
-        (FREE, torch.tensor([1.0, 2.0, 3.0]), np.float32([1, 2, 3])),
-        (FREE, [1, 2, 3], np.float32([1, 2, 3])),
-    ],
-    ids=["list for a Tuple", "tensor", "list"],
-)
-def test_frame_stack_padding_in_another_form_gives_the_same_stacks(space, padding, member):
-    stacks = []
-    for value in (padding, member):
-        env = make(space, T.FrameStackObservation(2, padding_type=value))
-        stacks.append(env.reset(seed=0)["observation"])
-    assert bool((stacks[0] == stacks[1]).all())
-
-
 @pytest.mark.parametrize("padding", ["reset", "zero"])
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_frame_stack_after_a_masked_reset_starts_over(padding, num_steps):

@@ -13,7 +13,6 @@ import numpy as np
 import pygame
 import pytest
 import torch
-from gymnasium import wrappers
 from gymnasium.utils.save_video import capped_cubic_video_schedule
 from helpers import OtherVectorEnv
 from oracles import step
@@ -64,27 +63,6 @@ def test_add_render_observation_pixels_show_the_true_successor(backend):
                 # Gymnasium's float64 state may fall on another pixel than our float32 observation.
                 assert (pixels.numpy() != draw(state)).mean() < 1e-3
     env.close()
-
-
-def test_add_render_observation_composes_with_dicts_and_image_transforms():
-    env = tw.TransformedEnv(
-        W.AddRenderObservation(make()),
-        T.GrayscaleObservation(),
-        T.ResizeObservation((84, 84)),
-    )
-    assert env.reset(seed=0)["observation"].shape == (2, 84, 84)
-    see = T.TransformObservation(lambda obs: obs, None)
-    parts = tw.TransformedEnv(make(), T.TimeAwareObservation(flatten=False), see)
-    env = W.AddRenderObservation(parts, render_only=False, render_key="picture")
-    single = gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5)
-    aware = wrappers.TimeAwareObservation(single, flatten=False)
-    theirs = wrappers.AddRenderObservation(aware, render_only=False, render_key="picture")
-    assert env.single_observation_space == theirs.observation_space
-    assert set(env.reset()["observation"].keys()) == {
-        "picture",
-        "obs",
-        "time",
-    }
 
 
 def frames_of(path, fps=50):
