@@ -256,18 +256,6 @@ def test_progress_bar_counts_episodes_if_it_is_asked_for(capsys):
     assert capsys.readouterr().err == ""
 
 
-NETWORKS = {"linear": torch.nn.Linear(4, 2), "layer norm": torch.nn.LayerNorm(4)}
-
-
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_network_as_policy_is_told_to_be_wrapped(network):
-    env = tw.make("CartPole-v1", 2)
-    with pytest.raises(TypeError, match=r"CartPole-v1: policy must take .*\)\.argmax\(-1\)"):
-        tw.evaluate(env, network, 2)
-    with pytest.raises(TypeError, match="policy must take"):
-        tw.rollout(env, network, 3)
-
-
 def test_error_of_a_policy_is_its_own():
     with pytest.raises(TypeError, match=r"^unsupported operand"):
         tw.evaluate(ScriptedEnv(2), lambda td: len(td) + "a", 2)

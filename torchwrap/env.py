@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
@@ -567,14 +566,12 @@ class Env(BatchedModule):
         return self._spec
 
     @property
-    def np_random_seed(self) -> int | tuple[int, ...] | None:
-        """The seed in use, given to or drawn by the first reset; a tuple if envs differ."""
+    def np_random_seed(self) -> int | None:
+        """The seed in use, of env 0: given to a reset, or drawn by the first one."""
         if self._status.root is None:
             return None
         stream = self.action_stream
-        words = stream.seed_low + (stream.seed_high << 32)
-        seeds = tuple(words.numpy(force=True).view(np.uint64).tolist())
-        return seeds[0] if len(set(seeds)) == 1 else seeds
+        return int(stream.seed_low[0]) + (int(stream.seed_high[0]) << 32)
 
     @property
     def is_compiled(self) -> bool:

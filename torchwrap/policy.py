@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete, Space
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
@@ -177,10 +176,10 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
         return td.set("action", env.sample_action())
-    result = call(env._label, policy, td, env.single_action_space)
+    result = policy(td)
     if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
         must = 'policy must return the action, or the TensorDict with "action"'
-        raise _unwrapped(env._label, env.single_action_space, must, type(result).__name__)
+        raise TypeError(refusal(env._label, must, type(result).__name__))
     if isinstance(result, TensorDictBase):
         # An action of a Dict or Tuple space is a TensorDict too.
         parts = spaces.children(env.single_action_space)
@@ -192,26 +191,6 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         must = f"an action must have a row for each of {td.batch_size[0]} envs"
         raise ValueError(refusal(env._label, must, validation.described(result)))
     return td.set("action", result)
-
-
-def call(
-    owner: str, policy: Policy, td: TensorDict, action_space: Space[Any]
-) -> Tensor | TensorDictBase:
-    """What the policy returns. Raises a TypeError with a remedy if it takes a tensor."""
-    try:
-        return policy(td)
-    except TypeError as error:
-        if "TensorDict" not in str(error):
-            raise
-        raise _unwrapped(owner, action_space, "policy must take a TensorDict") from error
-
-
-def _unwrapped(
-    owner: str, action_space: Space[Any], must: str, got: str | None = None
-) -> TypeError:
-    choice = ".argmax(-1)" if isinstance(action_space, Discrete) else ""
-    remedy = f'Wrap a network as `lambda td: network(td["observation"]){choice}`'
-    return TypeError(refusal(owner, must, got, remedy))
 
 
 def modules_of(policy: Any) -> list[nn.Module]:

@@ -267,12 +267,3 @@ def test_np_random_seed_is_the_seed_in_use(backend):
     assert env.np_random_seed == seed
     env.reset(seed=2**63 + 5)
     assert env.np_random_seed == 2**63 + 5
-    env.reset(
-        seed=8,
-        mask=torch.tensor([False, True, False]),
-    )
-    assert env.np_random_seed == (
-        2**63 + 5,
-        8,
-        2**63 + 5,
-    )
