@@ -1,5 +1,6 @@
 """The oracle of the bridge: single Gymnasium envs, scripted or registered, stepped by hand."""
 
+import copy
 import functools
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space, iterate
 from helpers import OtherVectorEnv, numpy_2_promotion
 from tensordict import TensorDict
 
 import torchwrap as tw
+from torchwrap.interop.tensors import from_functions
 
 DISABLED = AutoresetMode.DISABLED
 SAME_STEP = AutoresetMode.SAME_STEP
 BOX = spaces.Box(-1, 1, (3,), np.float32)
+PUSH = spaces.Box(-1, 1, (2,), np.float32)
 NEVER = (10**9,)
 LENGTHS = {
     "staggered": [(5, 2), (3,), (1, 4), NEVER],
@@ -26,10 +30,18 @@ LENGTHS = {
 }
 
 
+def total(value):
+    """The sum of all numbers in a nested value."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return sum(map(total, value)) if isinstance(value, tuple) else np.sum(value)
+
+
 class Scripted(gymnasium.Env[Any, Any]):
     """Draws all results from its own generator, so that a missing or extra reset changes them.
 
-    Its episodes take the `lengths` in turn. Its `ending` is "terminated", "truncated" or "both".
+    Its episodes take the `lengths` in turn, or random ones of up to five steps. Its `ending` is
+    "terminated", "truncated" or "both". It overwrites arrays that it gets as actions.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -37,13 +49,13 @@ class Scripted(gymnasium.Env[Any, Any]):
     def __init__(
         self,
         space=BOX,
-        lengths=(5,),
+        lengths=(),
         ending="terminated",
-        action_space=None,
+        action_space=PUSH,
         render_mode=None,
     ):
         self.observation_space = space
-        self.action_space = action_space or spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = action_space
         self.lengths = lengths
         self.ending = ending
         self.render_mode = render_mode
@@ -52,7 +64,10 @@ class Scripted(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.length = self.lengths[self.episode % len(self.lengths)]
+        if self.lengths:
+            self.length = self.lengths[self.episode % len(self.lengths)]
+        else:
+            self.length = int(self.np_random.integers(1, 6))
         self.episode += 1
         self.elapsed = 0
         self.options = options
@@ -65,7 +80,6 @@ class Scripted(gymnasium.Env[Any, Any]):
     def step(self, action):
         self.elapsed += 1
         self.steps += 1
-        self.action = action
         ended = self.elapsed == self.length
         info = {
             "elapsed": self.elapsed,
@@ -77,11 +91,10 @@ class Scripted(gymnasium.Env[Any, Any]):
             info["late"] = 10.0 * self.elapsed
         if ended:
             info["final"] = np.float64(self.length)
-        parts = [action]
-        if isinstance(action, dict | tuple):
-            parts = list(action.values() if isinstance(action, dict) else action)
         with numpy_2_promotion():  # float32 for float32 actions, else float64
-            reward = float(self.np_random.normal() + sum(np.sum(part) for part in parts))
+            reward = float(self.np_random.normal() + total(action))
+        if isinstance(action, np.ndarray):
+            action[...] = 0
         terminated = ended and self.ending != "truncated"
         truncated = ended and self.ending != "terminated"
         return self._observe(), reward, terminated, truncated, info
@@ -136,7 +149,7 @@ every_mode = pytest.mark.parametrize("mode", [DISABLED, SAME_STEP], ids=lambda m
 
 def scripted(num_envs, **kwargs):
     """Constructors of scripted envs. A list of `lengths` has one entry per env."""
-    lengths = kwargs.pop("lengths", (5,))
+    lengths = kwargs.pop("lengths", ())
     if not isinstance(lengths, list):
         lengths = [lengths] * num_envs
     return [functools.partial(Scripted, lengths=each, **kwargs) for each in lengths]
@@ -225,7 +238,9 @@ def follow(env, singles, td, steps):
     ends = 0
     for step in range(steps):
         td, actions = singles.act(td)
+        given = td["action"].clone()
         transition, td = env.step(td)
+        assert (transition["action"] == given).all()
         expected = singles.step(actions)
         assert_equal_trees(transition["next"].exclude("info"), expected, f"step {step}")
         assert_equal_trees(
@@ -243,6 +258,82 @@ def check_transitions(env, makers, steps=20, seed=3):
     td = env.reset(seed=seed)
     assert_equal_trees(td["observation"], stack_values(singles.now), "initial observation")
     return follow(env, singles, td, steps)[1]
+
+
+class Simulator:
+    """Single envs as a simulator on tensors. It erases what it got and returned before."""
+
+    def __init__(self, makers, auto_reset=False):
+        self.envs = [maker() for maker in makers]
+        self.auto_reset = auto_reset
+        self.now = [None] * len(makers)
+        self.seeds = [None] * len(makers)
+        self.elapsed = torch.zeros(len(makers), dtype=torch.int32)
+        self.lent = []
+        self.resets = []
+        self.is_closed = False
+
+    def seed(self, seed):
+        self.seeds = [seed + row for row in range(len(self.envs))]
+
+    def start(self, rows):
+        self.elapsed[rows] = 0
+        for row in rows:
+            self.now[row], _ = self.envs[row].reset(seed=self.seeds[row])
+        self.seeds = [None] * len(self.envs)
+
+    def reset(self, rows):
+        ids = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        self.resets.append(ids.tolist())
+        self.start(self.resets[-1])
+        self.lend(rows)
+        return self.observe(self.resets[-1])
+
+    def observe(self, rows):
+        """Observations, which are noise outside of some rows."""
+        values = []
+        for row, value in enumerate(self.now):
+            values.append(value if row in rows else self.envs[row].observation_space.sample())
+        return self.lend(to_tensors(stack_values(values), len(values)))
+
+    def lend(self, value):
+        value = value.to_dict() if isinstance(value, TensorDict) else value
+        self.lent += torch.utils._pytree.tree_leaves(value)
+        return value
+
+    def step(self, action):
+        for tensor in self.lent:
+            tensor.zero_()
+        self.lent = []
+        space = self.envs[0].action_space
+        actions = iterate(
+            batch_space(space, len(self.envs)), copy.deepcopy(tw.spaces.to_numpy(space, action))
+        )
+        results = [env.step(each) for env, each in zip(self.envs, actions, strict=True)]
+        observations, *numbers, _ = zip(*results, strict=True)
+        self.lend(action)
+        self.now = list(observations)
+        self.elapsed += 1
+        every = range(len(self.envs))
+        numbers = [self.lend(torch.tensor(each)) for each in numbers]
+        info = {"elapsed": self.elapsed.clone(), "vector": torch.zeros(len(self.envs), 2)}
+        done = torch.logical_or(*numbers[1:]).nonzero().flatten().tolist()
+        if self.auto_reset and done:
+            info["final_obs"] = self.observe(done)
+            self.start(done)
+        return self.observe(every), *numbers, info
+
+    def close(self):
+        self.is_closed = True
+
+    def make_env(self, step=None, **kwargs):
+        """A torchwrap env of this simulator."""
+        functions = {"seed": self.seed, "close": self.close}
+        if self.auto_reset:
+            functions["final_key"] = "final_obs"
+        spaces_of_one = self.envs[0].observation_space, self.envs[0].action_space
+        given = self.reset, step or self.step, len(self.envs), *spaces_of_one
+        return from_functions(*given, **{**functions, **kwargs})
 
 
 def sample_and_step(env, td):

@@ -13,24 +13,21 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from helpers import Held, assert_same, buffers, from_reset
+from helpers import Held, assert_same, from_reset
 from single_envs import (
     BOX,
     DISABLED,
-    LENGTHS,
     NEVER,
     SAME_STEP,
     SPACES,
     Scripted,
     Singles,
     assert_equal_trees,
-    check_transitions,
     every_kind,
     every_mode,
     follow,
     sample_and_step,
     scripted,
-    stack_values,
 )
 
 import torchwrap as tw
@@ -49,24 +46,6 @@ def make(id="TorchwrapTest/Scripted-v0", num_envs=2, **kwargs):
 
 
 # Transitions.
-
-
-@pytest.mark.parametrize("id, limit", [("HalfCheetah-v5", 7), ("CartPole-v1", None)])
-@every_kind
-def test_transitions_of_every_vector_env_match_single_envs(bridge, kind, mode, id, limit):
-    makers = [functools.partial(gymnasium.make, id, max_episode_steps=limit)] * 3
-    assert check_transitions(bridge(makers, kind, mode), makers, steps=40) >= 3
-
-
-@every_kind
-@every_space
-def test_transitions_with_every_observation_space_match_single_envs(bridge, kind, mode, space):
-    makers = scripted(3, lengths=STAGGERED, space=space)
-    options = [{}, {"copy": False}]
-    if kind is AsyncVectorEnv:
-        options.append({"shared_memory": False})
-    for arguments in options:
-        assert check_transitions(bridge(makers, kind, mode, **arguments), makers, steps=12) > 12
 
 
 class Returning(gymnasium.Env):
@@ -120,34 +99,6 @@ def test_observations_of_other_dtypes_are_cast_as_by_sync_vector_env(space, obse
         assert_equal_trees(observation, by_name(expected))
 
 
-@every_kind
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_transitions_with_every_ending_match_single_envs(bridge, kind, mode, lengths, ending):
-    makers = scripted(4, lengths=lengths, ending=ending)
-    ends = check_transitions(bridge(makers, kind, mode), makers, steps=13)
-    last_steps = [np.cumsum(each * 13) for each in lengths]
-    assert ends == sum((steps <= 13).sum() for steps in last_steps)
-
-
-ACTION_SPACES = [
-    spaces.Discrete(4, start=3),
-    spaces.MultiDiscrete([3, 5]),
-    spaces.MultiBinary(3),
-    spaces.Box(0, 9, (2, 2), np.int64),
-    spaces.Tuple([BOX, spaces.Discrete(3)]),
-    spaces.Dict({"b": BOX, "a": spaces.Discrete(3)}),
-]
-
-
-@by_vectorization
-@pytest.mark.parametrize("space", ACTION_SPACES, ids=lambda space: type(space).__name__)
-def test_transitions_with_every_action_space_match_single_envs(vectorization_mode, space):
-    arguments = {"lengths": (3,), "action_space": space}
-    with make(vectorization_mode=vectorization_mode, **arguments) as env:
-        check_transitions(env, scripted(2, **arguments), steps=5)
-
-
 @pytest.mark.parametrize(
     "shared_memory, observation_mode",
     [(True, "same"), (False, "different")],
@@ -173,44 +124,18 @@ def test_workers_of_make_take_every_option_of_async_vector_env(shared_memory, ob
         assert env.vector_env.get_attr("mark") == (1, 2, 3)
 
 
-@every_kind
-def test_time_limit_in_every_autoreset_mode_matches_gymnasium(bridge, kind, mode):
-    makers = scripted(4, lengths=[(3, 9), NEVER, (4, 1, 9), (1,)])
-    limited = [lambda maker=maker: gymnasium.wrappers.TimeLimit(maker(), 4) for maker in makers]
-    env = tw.TransformedEnv(bridge(makers, kind, mode), T.TimeLimit(4))
-    assert check_transitions(env, limited, steps=17) > 17
-
-
 # Resets, seeds and options.
 
 
 @pytest.mark.parametrize(
     "seed, first_index",
-    [(40, 0), (40, 3), (2**63, 0), (2**64 - 1, 1), (np.int64(5), 0)],
+    [(2**64 - 1, 1), (np.int64(5), 0)],
 )
 def test_seed_of_env_i_is_seed_plus_its_global_index(bridge, seed, first_index):
     seeds = [int(seed) + first_index + i for i in range(2)]
     expected = [Scripted().reset(seed=each)[0] for each in seeds]
     env = bridge(scripted(2), first_index=first_index)
     assert_equal_trees(env.reset(seed=seed)["observation"], np.stack(expected))
-
-
-@pytest.mark.parametrize("seed", [None, 77])
-@every_kind
-def test_partial_reset_starts_episodes_in_its_rows_only(bridge, kind, mode, seed):
-    makers = scripted(4, lengths=[(3, 9), (9,), (2, 9), NEVER])
-    env = bridge(makers, kind, mode)
-    singles = Singles(makers, 3)
-    td, _ = follow(env, singles, env.reset(seed=3), 2)
-    for rows in (
-        [],
-        [1, 2],
-        [0, 1, 2, 3],
-    ):  # env 2 has just been reset automatically
-        singles.reset(rows, seed)
-        td = env.reset(seed=seed, mask=torch.tensor([row in rows for row in range(4)]))
-        assert_equal_trees(td["observation"], stack_values(singles.now))
-        td, _ = follow(env, singles, td, 4)
 
 
 @every_kind
@@ -320,57 +245,6 @@ def test_info_of_steps_and_roots_is_that_of_single_envs(bridge, kind, mode, keys
     held.assert_unchanged()
 
 
-@every_kind
-def test_collector_keeps_the_infos_of_roots(bridge, kind, mode):
-    env = bridge(scripted(3, lengths=[(3,), (2,), (4, 1)]), kind, mode, NUMBERS)
-    data = from_reset(tw.Collector(env, None, 7), seed=3)
-    following = data["info"][:, 1:]
-    ended = data["next", "done"][:, :-1]
-    elapsed = torch.where(ended, -1, data["next", "info", "elapsed"][:, :-1])
-    assert (following["elapsed"] == elapsed).all()
-    assert (following["reset only"] == ended).all()
-    assert "info" in env.root
-
-
-class Ragged(Scripted):
-    """Its infos do not fit into one array, because their vectors have different lengths."""
-
-    def add_ragged(self, info):
-        return {
-            **info,
-            "ragged": np.zeros(int(self.np_random.integers(1, 9))),
-        }
-
-    def reset(self, **kwargs):
-        observation, info = super().reset(**kwargs)
-        return observation, self.add_ragged(info)
-
-    def step(self, action):
-        *results, info = super().step(action)
-        return *results, self.add_ragged(info)
-
-
-gymnasium.register("TorchwrapTest/Ragged-v0", entry_point=Ragged)
-
-
-@by_vectorization
-def test_entries_that_are_not_asked_for_need_not_fit_into_a_batch(
-    vectorization_mode,
-):
-    arguments = {"vectorization_mode": vectorization_mode, "lengths": NEVER}
-    with make(
-        "TorchwrapTest/Ragged-v0",
-        info_keys=("elapsed", "late"),
-        **arguments,
-    ) as env:
-        td = env.reset(seed=0)
-        for step in range(1, 5):
-            transition, td = sample_and_step(env, td)
-            late = 10 * step if step > 1 else 0
-            assert (transition["next", "info", "elapsed"] == step).all()
-            assert (transition["next", "info", "late"] == late).all()
-
-
 @by_vectorization
 def test_misspelt_key_raises_at_the_end_of_an_episode(vectorization_mode):
     arguments = {"vectorization_mode": vectorization_mode, "lengths": (2,)}
@@ -386,19 +260,12 @@ class Named(Scripted):
         self.name = name
 
 
-@pytest.mark.parametrize(
-    "info_keys",
-    [
-        pytest.param(("name",), id="string"),
-        pytest.param(("position",), id="vector"),
-        pytest.param({"position": spaces.Box(0, 1, (3,))}, id="shape"),
-    ],
-)
-def test_info_that_does_not_fit_its_space_raises(bridge, info_keys):
-    env = bridge(scripted(2), info_keys=info_keys)
-    name = next(iter(info_keys))
-    with pytest.raises(ValueError, match=rf"info\['{name}'\].*get_wrapper_attr"):
-        sample_and_step(env, env.reset())
+def test_info_that_does_not_fit_its_space_raises(bridge):
+    for info_keys in (("name",), ("position",), {"position": spaces.Box(0, 1, (3,))}):
+        env = bridge(scripted(2), info_keys=info_keys)
+        name = next(iter(info_keys))
+        with pytest.raises(ValueError, match=rf"info\['{name}'\].*get_wrapper_attr"):
+            sample_and_step(env, env.reset())
 
 
 def test_attributes_of_each_env_are_read_where_infos_do_not_fit(bridge):
@@ -408,67 +275,6 @@ def test_attributes_of_each_env_are_read_where_infos_do_not_fit(bridge):
 
 
 # Ownership.
-
-
-class Overwriting(Scripted):
-    def step(self, action):
-        result = super().step(action)
-        action[...] = 7
-        return result
-
-
-gymnasium.register("TorchwrapTest/Overwriting-v0", entry_point=Overwriting)
-
-
-@every_kind
-@pytest.mark.parametrize("space", [BOX, SPACES["nested"]], ids=["Box", "nested"])
-def test_returned_tensors_are_never_changed(bridge, kind, mode, space):
-    makers = scripted(3, lengths=[(2,), (3,), NEVER], space=space)
-    env = bridge(makers, kind, mode, copy=False, info_keys=("elapsed",))
-    held = Held()
-    td = env.reset(seed=0)
-    for _ in range(6):
-        held.add(td)
-        transition, td = sample_and_step(env, td)
-        held.add(transition["next"])
-    env.reset()
-    held.assert_unchanged()
-
-
-@every_kind
-def test_writing_into_returned_tensors_does_not_change_the_env(bridge, kind, mode):
-    makers = scripted(3, lengths=[(2,), (3,), NEVER])
-    env = bridge(makers, kind, mode, copy=False)
-    untouched = bridge(makers, kind, mode, copy=False)
-    mask = torch.tensor([False, True, False])
-    td = env.reset(seed=0)
-    expected = untouched.reset(seed=0)
-    for step in range(8):
-        td.apply_(lambda leaf: leaf.fill_(9))
-        if step in (0, 3):
-            td = env.reset(mask=mask)
-            expected = untouched.reset(mask=mask)
-            assert torch.equal(td["observation"][mask], expected["observation"][mask])
-            assert (td["observation"][~mask] == 9).all()  # as the caller left it
-            td.apply_(lambda leaf: leaf.fill_(9))
-        transition, td = sample_and_step(env, td)
-        reference, expected = sample_and_step(untouched, expected)
-        assert_same(transition["next"], reference["next"])
-        assert torch.equal(td["observation"], expected["observation"])
-        transition.apply_(lambda leaf: leaf.fill_(1))
-    assert_same(*[buffers(each) for each in (env, untouched)])
-
-
-@by_vectorization
-def test_actions_of_the_caller_and_of_the_simulator_do_not_share_memory(
-    vectorization_mode,
-):
-    with make(
-        "TorchwrapTest/Overwriting-v0",
-        vectorization_mode=vectorization_mode,
-    ) as env:
-        transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 2)))
-        assert torch.equal(transition["action"], torch.zeros(2, 2))
 
 
 # Refusals, before the simulator moves.
@@ -517,37 +323,6 @@ def of_texts():
 def test_from_gymnasium_without_a_suitable_vector_env_raises(make_one, error, match):
     with pytest.raises(error, match=match):
         tw.from_gymnasium(make_one())
-
-
-@in_process_or_not
-@pytest.mark.parametrize(
-    "space, action",
-    [
-        pytest.param(spaces.Box(-1, 1, (2,)), torch.zeros(2, 3), id="shape"),
-        pytest.param(spaces.Discrete(3, start=5), torch.tensor([5, 0]), id="bounds"),
-        pytest.param(spaces.Dict(a=BOX), torch.zeros(2, 3), id="structure"),
-    ],
-)
-def test_invalid_action_raises_before_the_simulator_moves(bridge, kind, space, action):
-    env = bridge(scripted(2, action_space=space), kind)
-    td = env.reset(seed=0)
-    with pytest.raises((ValueError, TypeError), match="action"):
-        env.step(td.set("action", action))
-    assert env.vector_env.get_attr("steps") == (0, 0)
-
-
-@pytest.mark.parametrize("limit", [None, 4])
-@pytest.mark.parametrize("call", ["snapshot", "restore"])
-def test_snapshot_and_restore_of_a_simulator_raise(bridge, call, limit):
-    env = bridge([CARTPOLE] * 2)
-    if limit is not None:
-        env = tw.TransformedEnv(env, T.TimeLimit(limit))
-    env.reset(seed=0)
-    native = tw.make("CartPole-v1", 2)
-    native.reset(seed=0)
-    arguments = [native.snapshot()] if call == "restore" else []
-    with pytest.raises(RuntimeError, match="simulator"):
-        getattr(env, call)(*arguments)
 
 
 # Description, frames and arguments.
@@ -693,16 +468,4 @@ def test_env_goes_on_past_a_termination_that_a_transform_clears(vectorization_mo
         successor = transition["next"]
         np.testing.assert_array_equal(successor["observation"][1], observation)
         assert successor["done"].tolist() == [[number == 15]] * 2
-    env.close()
-
-
-def test_step_of_rows_that_the_vector_env_has_reset_itself_raises():
-    single = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=3)
-    mode = gymnasium.vector.AutoresetMode.SAME_STEP
-    env = tw.from_gymnasium(AsyncVectorEnv([single], autoreset_mode=mode))
-    env.reset(seed=0)
-    for _ in range(3):
-        env.step_without_reset(torch.tensor([0]))
-    with pytest.raises(RuntimeError, match=r"reset .*\[0\]"):
-        env.step(torch.tensor([0]))
     env.close()

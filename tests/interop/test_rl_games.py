@@ -12,24 +12,19 @@ pytest.importorskip("rl_games")
 import numpy as np
 import torch
 from adapters import (
-    LOGGED,
     VECTOR,
     assert_two_ranks_share_statistics,
     moments,
     normalized,
     simulator,
-    staggered,
-    staggered_steps,
 )
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from helpers import RewardTerms
+from gymnasium.spaces import Box, Dict, Discrete
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.rl_games import register, to_rl_games
 from torchwrap.testing import ScriptedEnv
 
@@ -177,40 +172,6 @@ def checkpoint(tmp_path):
 # Steps.
 
 
-def test_step_returns_the_steps_of_the_env_with_staggered_ends():
-    env = to_rl_games(staggered(), seed=0)
-    env.reset()
-    for action, successor, td, time_outs in staggered_steps():
-        obs, rewards, dones, infos = env.step(action)
-        assert torch.equal(obs, td["observation"])
-        assert torch.equal(infos["final_observation"], successor["observation"])
-        assert torch.equal(rewards, successor["reward"].squeeze(-1))
-        assert torch.equal(dones, successor["done"].squeeze(-1))
-        assert torch.equal(infos["time_outs"], time_outs)
-
-
-def test_tensors_are_passed_on_without_copies(monkeypatch):
-    inner = ScriptedEnv(4, (2,))
-    env = to_rl_games(inner)
-    env.reset()
-    step = inner.step
-    seen = []
-
-    def recorded(action):
-        seen.extend([action, *step(action)])
-        return seen[1:]
-
-    monkeypatch.setattr(inner, "step", recorded)
-    action = inner.sample_action()
-    obs, rewards, _, infos = env.step(action)
-    given, transition, td = seen
-    successor = transition["next"]
-    assert given.data_ptr() == action.data_ptr()
-    assert obs.data_ptr() == td["observation"].data_ptr()
-    assert rewards.data_ptr() == successor["reward"].data_ptr()
-    assert infos["final_observation"].data_ptr() == successor["observation"].data_ptr()
-
-
 def test_seed_is_that_of_the_next_reset_alone():
     env = to_rl_games(tw.make("Pendulum-v1", 2), seed=3)
     first = env.reset()
@@ -270,44 +231,6 @@ def test_runner_trains_a_central_value_network_on_the_states(make_runner, space)
     assert agent.model.running_mean_std.running_mean.shape == (3,)
 
 
-def first_scalars_of_training(agent, monkeypatch):
-    logged = {}
-    monkeypatch.setattr(
-        agent.writer,
-        "add_scalar",
-        lambda name, value, step: logged.setdefault(name, float(value)),
-    )
-    agent.train()
-    return logged
-
-
-def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
-    def make_env(num_envs):
-        env = ScriptedEnv(num_envs, (3,), 2)
-        recorder = T.RecordEpisodeStatistics(metrics={"twice": "sum"})
-        return tw.TransformedEnv(env, RewardTerms(), recorder, T.ScaleReward(9))
-
-    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
-    logged = first_scalars_of_training(agent, monkeypatch)
-    assert logged["Episode/episode_twice"] == 6
-    assert logged["Episode/episode_return"] == 3
-    assert logged["Episode/twice"] == 3  # rewards 1 and 2
-    assert logged["Episode/terms/half"] == 0.75
-    assert "Episode/vector" not in logged
-
-
-def test_isaac_observer_logs_what_the_simulator_logs(make_runner, monkeypatch):
-    def make_env(num_envs):
-        return simulator()
-
-    agent = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1))
-    logged = first_scalars_of_training(agent, monkeypatch)
-    for name in LOGGED:
-        # The horizon is 8: resets 0, 1, 1, 2, 2, 3, 3, 4.
-        factor = LOGGED[name][1]
-        assert logged[f"Episode/{name}"] == factor * 2
-
-
 def test_isaac_observer_takes_logs_that_come_and_go(make_runner, monkeypatch):
     class Rarely(T.Transform):
         """The simulator below logs in every second step; the info of this layer in each."""
@@ -337,19 +260,6 @@ def test_isaac_observer_takes_logs_that_come_and_go(make_runner, monkeypatch):
     assert logged["Episode/reward"] == 1
     # The second epoch has resets 5, 6, 7 and 8.
     assert logged["Episode/Episode_Reward/alive"] == 13
-
-
-def test_runner_rescales_clipped_actions_to_the_box(make_runner):
-    space = Box(10, 14, (1,), np.float32)
-    agent = make_agent(make_runner(lambda n: ScriptedEnv(n, (3,), action_space=space)))
-    seen = []
-    step = agent.vec_env.step
-    agent.vec_env.step = lambda actions: seen.append(actions) or step(actions)
-    agent.train()
-    actions = torch.cat(seen)
-    assert actions.min() == 10
-    assert actions.max() == 14
-    assert ((actions > 10) & (actions < 14)).any()
 
 
 def test_runner_saves_the_statistics_of_the_env_and_restores_them(make_runner, tmp_path):
@@ -395,22 +305,6 @@ def test_checkpoint_without_the_statistics_of_the_env_is_restored_with_a_warning
     with pytest.warns(UserWarning, match="env_state"):
         to_rl_games(normalized(2)).set_env_state(None)
     to_rl_games(ScriptedEnv(2)).set_env_state(None)
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(True, [7, 8]), (False, [1, 2])])
-def test_params_of_an_env_state_are_those_of_the_env_that_trains(mode, expected):
-    def make(first):
-        params = {"length": first + torch.arange(2.0)}
-        env = tw.FunctionalEnv(Pendulum(), 2, params=params)
-        return tw.TransformedEnv(env, T.NormalizeObservation())
-
-    training, other = make(7), make(1).train(mode)
-    tw.rollout(training, None, 5)
-    venv = to_rl_games(other)
-    venv.set_env_state(to_rl_games(training).get_env_state())
-    venv.reset()
-    assert other.unwrapped.params["length"].tolist() == expected
-    assert other.transforms[0].statistics.mean.any()
 
 
 def moments_of_a_rank(rank, group):
@@ -504,79 +398,7 @@ def test_ppo_bootstraps_time_outs_and_nothing_else(make_runner):
     assert batch["returns"].flatten().tolist() == expected
 
 
-def test_sac_stores_the_observation_acted_in_at_time_outs(make_runner):
-    # The first episodes of envs 0 and 3 are terminated, of env 1 truncated, and of env 2 both.
-    rates = dict.fromkeys(("actor_lr", "critic_lr", "alpha_lr", "critic_tau"), 1e-3)
-    network = {"name": "soft_actor_critic", "log_std_bounds": [-5, 2]}
-    params = {
-        "algo": {"name": "sac"},
-        "model": {"name": "soft_actor_critic"},
-        "network": {
-            **NETWORK,
-            **network,
-            "space": {"continuous": None},
-        },
-    }
-    runner = make_runner(
-        lambda num_envs: ScriptedEnv(num_envs, (1,), 2),
-        4,
-        params=params,
-        max_epochs=4,
-        num_steps_per_episode=1,
-        num_warmup_steps=2,
-        num_seed_steps=2,
-        init_alpha=1.0,
-        batch_size=4,
-        learnable_temperature=True,
-        replay_buffer_size=16,
-        normalize_input=False,
-        **rates,
-    )
-    agent = make_agent(runner)
-    agent.train()
-    buffer = agent.replay_buffer
-    assert buffer.obses[4:8, 0].tolist() == [1, 1001, 2001, 3001]
-    assert buffer.next_obses[4:8, 0].tolist() == [0, 1001, 2000, 3000]
-    assert buffer.dones[4:8, 0].tolist() == [True, False, True, True]
-    assert buffer.actions.abs().max() <= 1
-
-
 # Refusals.
-
-REFUSED = {
-    "MultiDiscrete actions": (
-        {"action_space": MultiDiscrete([2, 3])},
-        "actions",
-    ),
-    "actions from 1": (
-        {"action_space": Discrete(3, start=1)},
-        "action",
-    ),
-    "unbounded actions": ({"action_space": VECTOR}, "actions"),
-    "Discrete observations": (
-        {"observation_space": Discrete(3)},
-        "observations",
-    ),
-    "other keys": (
-        {"observation_space": Dict(a=VECTOR)},
-        "observations",
-    ),
-    "integers": (
-        {"observation_space": Box(0, 9, (3,), np.int64)},
-        "observations",
-    ),
-}
-
-
-@pytest.mark.parametrize(("spaces", "name"), REFUSED.values(), ids=REFUSED)
-def test_spaces_that_rl_games_does_not_take_are_refused(spaces, name):
-    with pytest.raises(ValueError, match=f"to_rl_games.*{name}"):
-        to_rl_games(ScriptedEnv(2, **spaces))
-
-
-def test_other_types_are_refused():
-    with pytest.raises(TypeError, match="to_rl_games"):
-        to_rl_games(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("make_env", [ScriptedEnv(2), 3], ids=["an env", "a number"])

@@ -12,26 +12,21 @@ import numpy as np
 import torch
 from adapters import (
     DIVERGED,
-    LOGGED,
     VECTOR,
     assert_two_ranks_share_statistics,
     diverging,
     moments,
     normalized,
-    simulator,
-    staggered,
-    staggered_steps,
 )
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.spaces import Box, Dict, Discrete
-from helpers import AOT, Held, RewardTerms, assert_same_files
+from gymnasium.spaces import Box, Dict
+from helpers import AOT, RewardTerms, assert_same_files
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
-from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
 # Bounds that no step of ScriptedEnv depends on.
@@ -104,37 +99,6 @@ def make_learned(num_envs=3):
 # Steps.
 
 
-def test_step_returns_the_steps_of_the_env_with_staggered_ends():
-    env = to_rsl_rl(staggered(), seed=0)
-    held = Held()
-    for action, successor, td, time_outs in staggered_steps():
-        obs, rewards, dones, extras = env.step(action)
-        assert isinstance(obs, TensorDict) and obs.batch_size == (4,)
-        assert set(obs.keys()) == {"policy"}
-        assert torch.equal(obs["policy"], td["observation"])
-        assert torch.equal(env.get_observations()["policy"], td["observation"])
-        assert torch.equal(extras["final_obs"]["policy"], successor["observation"])
-        assert torch.equal(rewards, successor["reward"].squeeze(-1))
-        assert torch.equal(dones, successor["done"].squeeze(-1).long())
-        assert torch.equal(extras["time_outs"], time_outs)
-        values = TensorDict(rewards=rewards, dones=dones, time_outs=time_outs)
-        held.add(obs, extras["final_obs"], values)
-    held.assert_unchanged()
-
-
-def test_dict_observation_becomes_groups_that_the_runner_finds():
-    critic = Box(-np.inf, np.inf, (5,), np.float32)
-    space = Dict(actor=VECTOR, critic=critic)
-    env = to_rsl_rl(ScriptedEnv(2, observation_space=space))
-    runner = make_runner(env)
-    runner.learn(2)
-    assert runner.alg.actor.obs_dim == 3
-    assert runner.alg.critic.obs_dim == 5
-    final = env.step(torch.zeros(2, 6))[3]["final_obs"]
-    assert final["actor"].shape == (2, 3)
-    assert final["critic"].shape == (2, 5)
-
-
 def test_finite_horizon_has_no_time_outs():
     base = ScriptedEnv(2, (1,), 1, ending="truncated")
     env = to_rsl_rl(base, {"is_finite_horizon": True})
@@ -142,22 +106,6 @@ def test_finite_horizon_has_no_time_outs():
     assert "time_outs" not in extras
     assert extras["final_obs"]["policy"].tolist() == [[1], [1001]]
     make_runner(env).learn(1)  # nor does PPO miss them
-
-
-def test_seed_repeats_the_first_episode_and_reset_starts_new_ones():
-    def initial(seed):
-        return to_rsl_rl(make_pendulum(), seed=seed).get_observations()["policy"]
-
-    env = to_rsl_rl(make_pendulum(), seed=3)
-    first = env.get_observations()["policy"]
-    assert (first == initial(3)).all()
-    assert not (first == initial(4)).any()
-    env.step(torch.zeros(4, 1))
-    obs, extras = env.reset()
-    assert extras == {}
-    assert env.episode_length_buf.tolist() == [0] * 4
-    assert not (obs["policy"] == first).any()
-    assert (env.get_observations()["policy"] == obs["policy"]).all()
 
 
 # The episode clock.
@@ -188,7 +136,7 @@ def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
 # Inference mode.
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores(
     compiled,
 ):
@@ -236,37 +184,10 @@ def test_observations_follow_a_restored_env():
 # Logs, checkpoints and deployment.
 
 
-def test_logger_writes_means_over_the_finished_episodes(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    transforms = (
-        RewardTerms(),
-        T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}),
-        T.ScaleReward(100),
-    )
+def test_logger_writes_means_over_the_finished_episodes(monkeypatch):
     base = ScriptedEnv(3, (1,), (1, 3, 3))
-    env = tw.TransformedEnv(base, *transforms)
-    runner = make_runner(env, steps=3, log_dir=str(tmp_path))
-    runner.logger.git_status_repos = []  # it writes the diffs of these repositories
-    runner.learn(1)
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    expected = {
-        # In the first step the return 1 of length 1, in the third two returns 6 of length 3.
-        "Episode/episode_return": (1 + 6 + 6) / 3,
-        "Episode/episode_length": (1 + 3 + 3) / 3,
-        "Episode/episode_most": (2 + 6 + 6) / 3,
-        # Rewards 1, 1 and 2 of env 0; 1, 2 and 3 of the others: the mean is 16 / 9.
-        "Episode/twice": 32 / 9,
-        "terms/half": 8 / 9,
-    }
-    for name, value in expected.items():
-        (event,) = events.Scalars(name)
-        assert event.value == pytest.approx(value), name
-    assert "Episode/vector" not in events.Tags()["scalars"]
-
-
-@pytest.mark.parametrize("key", ["log", "episode"])
-def test_logger_writes_what_the_simulator_logs(monkeypatch, key):
-    runner = make_runner(simulator(key), steps=4)
+    transforms = RewardTerms(), T.RecordEpisodeStatistics(), T.ScaleReward(100)
+    runner = make_runner(tw.TransformedEnv(base, *transforms), steps=3)
     logged = {}
     writer = SimpleNamespace(add_scalar=lambda name, value, it: logged.setdefault(name, value))
     monkeypatch.setattr(runner.logger, "writer", writer)
@@ -274,49 +195,16 @@ def test_logger_writes_what_the_simulator_logs(monkeypatch, key):
     monkeypatch.setattr(runner, "save", lambda path: None)
     monkeypatch.setattr(runner.logger, "log_dir", "")
     runner.learn(1)
-    for name, values in LOGGED.items():
-        assert logged[name] == pytest.approx(sum(values) / 4), name
-
-
-def test_log_of_the_simulator_belongs_to_it():
-    base = simulator()
-    env = to_rsl_rl(base)
-    *_, extras = env.step(torch.zeros(2, 6))
-    extras["log"].clear()
-    assert len(env.step(torch.zeros(2, 6))[3]["log"]) == 3
-
-
-def test_runner_saves_the_statistics_of_the_env_and_loads_them(
-    tmp_path,
-):
-    env = make_learned()
-    runner = make_runner(env)
-    runner.learn(1)
-    runner.save(tmp_path / "model.pt")
-    loaded, unloaded = (make_learned(2) for _ in range(2))
-    make_runner(loaded).load(tmp_path / "model.pt")
-    make_runner(unloaded).load(tmp_path / "model.pt", {"actor": True, "env": False})
-    for name, value in env.state_dict().items():
-        assert (loaded.state_dict()[name] == value).all(), name
-        assert (unloaded.state_dict()[name] != value).any(), name
-
-
-def test_student_and_teacher_see_the_statistics_of_the_teachers_checkpoint(tmp_path):
-    env = make_learned()
-    runner = make_runner(env)
-    runner.learn(1)
-    runner.save(tmp_path / "teacher.pt")
-    distilled, resumed = (make_learned(2) for _ in range(2))
-    make_distillation(distilled).load(tmp_path / "teacher.pt")
-    torch.testing.assert_close(dict(distilled.state_dict()), dict(env.state_dict()), rtol=0, atol=0)
-    student = make_distillation(distilled)
-    student.load(tmp_path / "teacher.pt")
-    student.learn(1)
-    student.save(tmp_path / "student.pt")
-    make_distillation(resumed).load(tmp_path / "student.pt")
-    torch.testing.assert_close(
-        dict(resumed.state_dict()), dict(distilled.state_dict()), rtol=0, atol=0
-    )
+    expected = {
+        # In the first step the return 1 of length 1, in the third two returns 6 of length 3.
+        "Episode/episode_return": (1 + 6 + 6) / 3,
+        # Rewards 1, 1 and 2 of env 0; 1, 2 and 3 of the others: the mean is 16 / 9.
+        "Episode/twice": 32 / 9,
+        "terms/half": 8 / 9,
+    }
+    for name, value in expected.items():
+        assert logged[name] == pytest.approx(value), name
+    assert "Episode/vector" not in logged
 
 
 def test_checkpoint_without_the_statistics_of_the_env_is_loaded_with_a_warning(tmp_path):
@@ -327,28 +215,13 @@ def test_checkpoint_without_the_statistics_of_the_env_is_loaded_with_a_warning(t
     make_runner(make_pendulum()).load(tmp_path / "model.pt")
 
 
-def test_first_step_in_eval_mode_without_statistics_warns(tmp_path):
-    # rsl_rl's own PPO does not load what ours has saved.
-    make_runner(make_learned()).save(tmp_path / "model.pt")
+def test_first_step_in_eval_mode_without_statistics_warns():
     env = make_learned()
-    runner = make_runner(env, THEIRS)
-    runner.load(tmp_path / "model.pt")
+    venv = to_rsl_rl(env)
     env.eval()
     with pytest.warns(UserWarning, match="to_rsl_rl.*statistics"):
-        runner.env.step(torch.zeros(3, 1))
-    runner.env.step(torch.zeros(3, 1))  # without a warning
-
-
-def test_step_in_eval_mode_with_loaded_statistics_does_not_warn(tmp_path):
-    env = make_learned()
-    runner = make_runner(env)
-    runner.learn(1)
-    runner.save(tmp_path / "model.pt")
-    other = make_learned()
-    loaded = make_runner(other)
-    loaded.load(tmp_path / "model.pt")
-    other.eval()
-    loaded.env.step(torch.zeros(3, 1))
+        venv.step(torch.zeros(3, 1))
+    venv.step(torch.zeros(3, 1))  # without a warning
 
 
 class TwoRanks:
@@ -427,21 +300,14 @@ def test_evaluation_of_a_model_equals_the_loop_of_rsl_rl(name):
             obs, rewards, dones, _ = venv.step(model(obs))
             model.reset(dones)
             returns += rewards
+    with torch.inference_mode():
+        policy.model(TensorDict({"policy": torch.randn(3, 3)}, [3]))
+    before = policy.model.get_hidden_state()
     env = tw.TransformedEnv(make_pendulum(4, max_episode_steps=num_steps), *policy.transforms)
     for _ in range(2):
         episodes = tw.evaluate(env, policy, 4, seed=7)
         given = episodes["episode_return"].flatten().sort().values
         torch.testing.assert_close(given, returns.sort().values)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_state_of_a_model_in_its_runner_is_left_alone(name):
-    policy, _ = trained(name)
-    with torch.inference_mode():
-        policy.model(TensorDict({"policy": torch.randn(3, 3)}, [3]))
-    before = policy.model.get_hidden_state()
-    env = tw.TransformedEnv(make_pendulum(2, max_episode_steps=5), *policy.transforms)
-    tw.evaluate(env, policy, 2, seed=7)
     assert policy.model.get_hidden_state() is before
 
 
@@ -464,20 +330,6 @@ def test_deployed_model_acts_as_the_model(name):
 def test_policy_of_another_object_is_refused():
     with pytest.raises(TypeError, match=r"RslRlPolicy.*model"):
         RslRlPolicy(lambda td: td)
-
-
-def test_trained_policy_is_deployed():
-    env = make_learned()
-    runner = make_runner(env)
-    runner.learn(1)
-    policy = RslRlPolicy(runner.get_inference_policy())
-    deployed = tw.deploy(env, policy)
-    raw = torch.randn(5, 3)
-    normalized = env.transforms[3].observation(raw)
-    with torch.no_grad():
-        td = TensorDict({"observation": normalized}, [5])
-        expected = 2 * policy(td)["action"].clamp(-1, 1)
-        torch.testing.assert_close(deployed(raw), expected, atol=1e-6, rtol=1e-6)
 
 
 # Runs that go on.
@@ -562,60 +414,14 @@ def test_resumed_run_starts_new_episodes_with_the_saved_statistics_and_levels(ri
     assert env.unwrapped.params["level"].tolist() == [5, 5, 5]
 
 
-FOR_PLAYING = {"actor": True, "env": True}
-KEPT = {  # number of envs, mode, and load_cfg
-    "eval": (3, False, None),
-    "other envs": (2, True, None),
-    "no iteration": (3, True, FOR_PLAYING),
-    "no env": (3, True, {**FOR_PLAYING, "env": False, "iteration": True}),
-}
-
-
-@pytest.mark.parametrize(("num_envs", "mode", "load_cfg"), KEPT.values(), ids=KEPT)
-def test_env_that_plays_or_has_another_size_keeps_its_levels(num_envs, mode, load_cfg, rising_path):
-    env = make_rising(num_envs)
-    runner = resumed(rising_path, env, load_cfg)
-    env.train(mode)
-    runner.alg.train_mode()
-    assert env.unwrapped.params["level"].tolist() == [1] * num_envs
-
-
-class Terrain:
-    """Like legged_gym's: resets move the levels up, and log their mean."""
-
-    def __init__(self):
-        self.levels = torch.zeros(2)
-        self.log = {}
-
-    def reset(self, mask):
-        self.levels[mask] += 1
-        self.log["terrain_level"] = self.levels.mean()
-        return torch.zeros(2, 3)
-
-    def step(self, action):
-        info = {"log": dict(self.log)}
-        return torch.zeros(2, 3), torch.ones(2), torch.tensor([True, False]), torch.zeros(2), info
-
-    def make_env(self):
-        spaces = [VECTOR, Box(-1, 1, (6,), np.float32)]
-        env = from_functions(self.reset, self.step, 2, *spaces, seed=lambda seed: None)
-        env.register_env_buffer("levels", self.levels)
-        return env
-
-
-def test_levels_of_a_simulator_are_in_the_checkpoints_that_the_runner_saves(tmp_path):
-    terrain, loaded = Terrain(), Terrain()
-    runner = make_runner(terrain.make_env(), steps=4, log_dir=str(tmp_path))
-    runner.logger.git_status_repos = []
-    runner.learn(1)
-    assert terrain.levels.tolist() == [5, 1]
-    levels = loaded.levels
-    other = make_runner(loaded.make_env())
-    other.load(tmp_path / "model_0.pt")
-    other.alg.train_mode()
-    assert other.alg.save()["env_params"].keys() == {"levels"}
-    assert loaded.levels is levels  # the simulator's own tensor
-    assert levels.tolist() == [5, 1]
+@pytest.mark.parametrize("is_played", [True, False], ids=["no iteration", "no env"])
+def test_parts_of_a_checkpoint_that_load_cfg_leaves_out_stay(is_played, rising_path):
+    env = make_rising()
+    load_cfg = {"actor": True, "env": is_played, "iteration": not is_played}
+    resumed(rising_path, env, load_cfg).alg.train_mode()
+    assert env.unwrapped.params["level"].tolist() == [1, 1, 1]
+    state = torch.load(rising_path, weights_only=False)["env_state_dict"]
+    assert all((env.state_dict()[name] == state[name]).all() for name in state) == is_played
 
 
 @pytest.mark.full
@@ -643,15 +449,20 @@ def test_statistics_that_student_and_teacher_share_stay(is_dict, tmp_path):
         base = ScriptedEnv(3, (3,), 2, **({"observation_space": space} if is_dict else {}))
         return tw.TransformedEnv(base, T.NormalizeObservation())
 
-    trained = make_runner(make())
-    trained.learn(1)
-    trained.save(tmp_path / "model.pt")
-    env = make()
-    runner = make_distillation(env)
-    runner.load(tmp_path / "model.pt")
-    before = copy.deepcopy(dict(env.state_dict()))
+    def restored(path):
+        runner = make_distillation(make())
+        runner.load(path)
+        return runner, dict(runner.alg.env.state_dict())
+
+    teacher = make_runner(make())
+    teacher.learn(1)
+    teacher.save(tmp_path / "teacher.pt")
+    runner, before = restored(tmp_path / "teacher.pt")
+    assert_same_files(before, dict(teacher.alg.env.state_dict()))
+    before = copy.deepcopy(before)
     runner.learn(1)
-    assert_same_files(dict(env.state_dict()), before)
+    runner.save(tmp_path / "student.pt")
+    assert_same_files(restored(tmp_path / "student.pt")[1], before)
 
 
 # The bootstrap.
@@ -778,42 +589,23 @@ def test_groups_of_images_reach_the_convolutions_of_rsl_rl():
     assert env.step(torch.zeros(2, 6))[3]["final_obs"]["camera"].shape == (2, 1, 12, 12)
 
 
-@pytest.mark.parametrize("cfg", [None, {"task": "arm"}])
-def test_cfg_is_what_the_writers_of_weights_and_biases_and_neptune_take(cfg):
+def test_cfg_is_what_the_writers_of_weights_and_biases_and_neptune_take():
     from rsl_rl.utils.neptune_log_writer import NeptuneLogWriter
     from rsl_rl.utils.wandb_log_writer import WandbLogWriter
 
-    env = to_rsl_rl(ScriptedEnv(2, (3,)), cfg)
+    env = to_rsl_rl(ScriptedEnv(2, (3,)), {"task": "arm"})
     stored = {}
     with pytest.MonkeyPatch.context() as patch:
         wandb = SimpleNamespace(config=stored)
         patch.setattr("rsl_rl.utils.wandb_log_writer.wandb", wandb)
         WandbLogWriter.store_config(None, env.cfg, {})
-    assert stored["env_cfg"] == (cfg or {})
+    assert stored["env_cfg"] == {"task": "arm"}
     run = {}
     NeptuneLogWriter.store_config(SimpleNamespace(run=run), env.cfg, {})
-    assert run["env_cfg"] == (cfg or {})
+    assert run["env_cfg"] == {"task": "arm"}
 
 
 # Refusals.
-
-DOUBLES = Box(0, 1, (2,), np.float64)
-REFUSED = {
-    "Discrete actions": ({"action_space": Discrete(2)}, "actions"),
-    "matrices": ({"observation_shape": (3, 8)}, "observations"),
-    "float64 in a Dict": (
-        {"observation_space": Dict(a=VECTOR, b=DOUBLES)},
-        "observations",
-    ),
-}
-
-
-@pytest.mark.parametrize(("spaces", "name"), REFUSED.values(), ids=REFUSED)
-def test_spaces_that_rsl_rl_does_not_take_are_refused_before_a_reset(spaces, name):
-    env = ScriptedEnv(2, **spaces)
-    with pytest.raises(ValueError, match=f"to_rsl_rl.*{name}"):
-        to_rsl_rl(env)
-    assert env.np_random_seed is None
 
 
 def test_bounds_of_actions_warn_unless_the_env_clips():
@@ -824,8 +616,6 @@ def test_bounds_of_actions_warn_unless_the_env_clips():
         to_rsl_rl(tw.TransformedEnv(env, T.ClipAction()))
 
 
-def test_other_types_are_refused():
-    with pytest.raises(TypeError, match="to_rsl_rl"):
-        to_rsl_rl(torch.nn.Linear(1, 1))
+def test_cfg_of_another_type_is_refused():
     with pytest.raises(TypeError, match="cfg"):
         to_rsl_rl(ScriptedEnv(2, (3,)), [])

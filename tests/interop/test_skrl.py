@@ -10,18 +10,15 @@ import skrl
 import torch
 from adapters import (
     DIVERGED,
-    LOGGED,
     assert_two_ranks_share_statistics,
     diverging,
     moments,
     normalized,
-    simulator,
 )
 from gymnasium.spaces import (
     Box,
     Dict,
     Discrete,
-    MultiBinary,
     MultiDiscrete,
     Tuple,
 )
@@ -41,7 +38,6 @@ from skrl.utils.spaces.torch import (
 import torchwrap as tw
 from torchwrap import spaces
 from torchwrap import transforms as T
-from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.skrl import to_skrl, true_successors
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
@@ -195,37 +191,6 @@ def test_actions_reach_the_env_in_its_own_shape_and_dtype(space, given):
     assert (received.reshape(2, -1) == given).all()
 
 
-REFUSED = {
-    "MultiBinary observations": (
-        {"observation_space": MultiBinary(3)},
-        "observations",
-    ),
-    "MultiBinary actions": (
-        {"action_space": MultiBinary(3)},
-        "actions",
-    ),
-    "matrix MultiDiscrete": (
-        {"action_space": MultiDiscrete([[2, 3]])},
-        "actions",
-    ),
-    "actions from 1": (
-        {"action_space": Discrete(3, start=1)},
-        "action",
-    ),
-}
-
-
-@pytest.mark.parametrize(("given", "name"), REFUSED.values(), ids=REFUSED)
-def test_spaces_that_skrl_cannot_hold_are_refused(given, name):
-    with pytest.raises(ValueError, match=f"to_skrl.*{name}"):
-        to_skrl(ScriptedEnv(2, **given))
-
-
-def test_env_of_another_library_is_refused():
-    with pytest.raises(TypeError, match="to_skrl"):
-        to_skrl(gymnasium.make("CartPole-v1"))
-
-
 # Transitions.
 
 
@@ -237,42 +202,11 @@ def test_steps_equal_those_of_skrls_own_wrapper_of_gymnasium():
     ours = to_skrl(tw.make("CartPole-v1", 4, backend="gymnasium", max_episode_steps=14))
     assert (ours.reset()[0] == theirs.reset()[0]).all()
     generator = torch.Generator().manual_seed(0)
-    ended = torch.zeros(2)
     for _ in range(60):
         action = torch.randint(2, (4, 1), generator=generator)
-        *results, infos = ours.step(action)
-        *expected, their_infos = theirs.step(action)
-        torch.testing.assert_close(results, expected, rtol=0, atol=0)
-        _, _, terminated, truncated = results
-        for row in (terminated | truncated).flatten().nonzero().flatten():
-            final = infos["final_observations"][row]
-            assert (final.numpy() == their_infos["final_obs"][row]).all()
-        ended += torch.stack([terminated.sum(), truncated.sum()])
-    assert (ended > 3).all()
+        torch.testing.assert_close(ours.step(action)[:4], theirs.step(action)[:4], rtol=0, atol=0)
     ours.close()
     theirs.close()
-
-
-def test_tensors_are_the_callers():
-    # skrl's PPO adds to the reward in place. Later steps of the env must not depend on it.
-    def make():
-        transforms = (
-            T.RecordEpisodeStatistics(),
-            T.NormalizeObservation(),
-            T.NormalizeReward(),
-        )
-        base = ScriptedEnv(3, (1,), (2, 5))
-        env = to_skrl(tw.TransformedEnv(base, *transforms))
-        env.reset()
-        return env
-
-    clean, disturbed = (make() for _ in range(2))
-    for _ in range(8):
-        results = [env.step(torch.zeros(3, 6)) for env in (clean, disturbed)]
-        tensors, others = ([*parts, infos["final_observations"]] for *parts, infos in results)
-        for tensor, other in zip(tensors, others, strict=True):
-            assert (tensor == other).all()
-            other.fill_(1)
 
 
 def test_single_env_in_skrls_trainer_loses_no_episode():
@@ -383,39 +317,6 @@ def test_state_that_diverged_is_replaced_where_the_episode_terminated():
     assert seen["next_observations"].tolist() == [[1, 11]]
 
 
-def test_critic_of_skrls_ppo_learns_from_the_states():
-    env = asymmetric(4)
-    described = {
-        "observation_space": env.observation_space,
-        "state_space": env.state_space,
-        "action_space": env.action_space,
-        "device": env.device,
-    }
-
-    class StateValue(Value):
-        def __init__(self, **kwargs):
-            Model.__init__(self, **kwargs)
-            DeterministicMixin.__init__(self)
-            self.net = network(2, 1)  # skrl counts a Discrete entry as its one-hot vector
-
-        def compute(self, inputs, role):
-            return self.net(inputs["states"]), {}
-
-    cfg = {
-        "rollouts": 4,
-        "mini_batches": 1,
-        "time_limit_bootstrap": True,
-        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
-    }
-    models = {"policy": Gaussian(**described), "value": StateValue(**described)}
-    memory = RandomMemory(memory_size=4, num_envs=4, device=env.device)
-    agent = PPO(models=models, memory=memory, cfg=cfg, **described)
-    before = models["value"].net[0].weight.clone()
-    train(env, true_successors(agent, env), 4)
-    assert memory.get_tensor_by_name("states").shape == (4, 4, 2)
-    assert (models["value"].net[0].weight != before).any()
-
-
 # Agents.
 
 
@@ -475,16 +376,6 @@ def test_ppo_does_not_bootstrap_terminated_episodes(ending):
     assert torch.equal(rewards[:, 1], rewards[:, 0])
 
 
-def test_ppo_ignores_a_final_observation_that_diverged_where_the_episode_terminated():
-    # Env 0 terminates where env 1 is truncated, and PPO takes the values of both.
-    env = to_skrl(diverging(torch.nan, 2, (1,), 2))
-    agent = make_agent(PPO, env, 2, rollouts=NEVER, time_limit_bootstrap=True)
-    train(env, true_successors(agent), 2)
-    rewards = agent.memory.get_tensor_by_name("rewards")[..., 0]
-    assert rewards[:, 0].tolist() == [1, 2]
-    assert rewards[1].isfinite().all()
-
-
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("value", DIVERGED.values(), ids=DIVERGED)
 def test_memory_holds_the_last_observation_for_a_final_one_that_diverged(value, num_envs):
@@ -521,45 +412,6 @@ def test_true_successors_refuses_several_agents_in_one_trainer():
 # Checkpoints, infos and seeds.
 
 
-def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
-    tmp_path,
-):
-    def make(num_envs):
-        env = tw.TransformedEnv(ScriptedEnv(num_envs, (1,), 2), T.NormalizeObservation())
-        agent = make_idle_agent(to_skrl(env))
-        agent.checkpoint_modules = {"env": to_skrl(env)}
-        return env, agent
-
-    env, agent = make(3)
-    train(agent.checkpoint_modules["env"], agent, 4)
-    agent.save(str(tmp_path / "agent.pt"))
-    other, other_agent = make(2)
-    other_agent.load(str(tmp_path / "agent.pt"))
-    states = [dict(each.state_dict()) for each in (env, other)]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
-    assert int(other.transforms[0].statistics.count) == 3 + 3 * 4 + 3 * 2
-    assert not other.training
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(True, [7, 8, 9]), (False, [1, 2, 3])])
-def test_params_of_a_checkpoint_are_those_of_the_env_that_trains(mode, expected, tmp_path):
-    def make(first):
-        params = {"length": first + torch.arange(3.0)}
-        env = tw.FunctionalEnv(Pendulum(), 3, params=params)
-        env = to_skrl(tw.TransformedEnv(env, T.NormalizeObservation()))
-        return env, true_successors(make_idle_agent(env), env)
-
-    env, agent = make(7)
-    train(env, agent, 4)
-    agent.save(str(tmp_path / "agent.pt"))
-    other, other_agent = make(1)
-    other_agent.load(str(tmp_path / "agent.pt"))
-    other.train(mode)
-    other.reset()
-    assert other._env.unwrapped.params["length"].tolist() == expected
-    assert other._env.transforms[0].statistics.mean.any()
-
-
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_infos_are_copied_without_the_env(copied):
     env = to_skrl(ScriptedEnv(2, (1,)))
@@ -568,12 +420,6 @@ def test_infos_are_copied_without_the_env(copied):
     found = copied(infos)
     assert type(found) is dict
     torch.testing.assert_close(found, dict(infos), rtol=0, atol=0)
-
-
-def test_agent_that_is_given_the_env_knows_it():
-    env = to_skrl(normalized(2))
-    agent = true_successors(make_idle_agent(env), env)
-    assert agent.checkpoint_modules["env"] is env
 
 
 def test_later_reset_in_eval_mode_without_statistics_warns():
@@ -614,21 +460,14 @@ def test_two_ranks_share_the_statistics_of_all_their_envs(is_module):
 
 
 def test_trainer_logs_the_means_of_the_finished_episodes():
-    statistics = T.RecordEpisodeStatistics(metrics={"twice": "max"})
-    clipped = T.RecordEpisodeStatistics(stats_key="clipped")
     base = ScriptedEnv(3, (1,), (2, 3, 2))
-    transforms = RewardTerms(), statistics, T.ClipReward(-1, 1), clipped
-    env = to_skrl(tw.TransformedEnv(base, *transforms))
+    env = to_skrl(tw.TransformedEnv(base, RewardTerms(), T.RecordEpisodeStatistics()))
     agent = make_idle_agent(env)
     train(env, agent, 3)
     expected = {
         # Envs 0 and 2 end with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
         "Info / episode_return": [3, 6],
-        "Info / episode_length": [2, 3],
-        "Info / episode_twice": [4, 6],
-        "Info / clipped_return": [2, 3],
         # Rewards 1, 1, 1; 2, 2, 2; and 1, 3, 1.
-        "Info / twice": [2, 4, 10 / 3],
         "terms/half": [1 / 2, 1, 5 / 6],
     }
     for name, values in expected.items():
@@ -636,32 +475,15 @@ def test_trainer_logs_the_means_of_the_finished_episodes():
     assert "Info / vector" not in agent.tracking_data
 
 
-def test_trainer_logs_what_the_simulator_logs():
-    env = to_skrl(simulator())
-    agent = make_idle_agent(env)
-    train(env, agent, 4)
-    for name, values in LOGGED.items():
-        assert agent.tracking_data[name] == values, name
-
-
-def test_infos_have_no_episode_without_statistics_and_numbers():
-    env = to_skrl(ScriptedEnv(2, (1,), 1))
-    env.reset()
-    assert "episode" not in env.step(torch.zeros(2, 6))[-1]
-
-
 def test_seed_is_skrls_unless_the_env_was_reset_before():
-    def first(seed, own=None):
+    def first(seed):
         env = tw.make("CartPole-v1", 2)
-        if own is not None:
-            env.reset(seed=own)
+        expected = env.reset(seed=5)["observation"]
         skrl.config.torch.key = seed
-        return to_skrl(env).reset()[0]
+        return to_skrl(env).reset()[0], expected
 
-    assert (first(3) == first(3)).all()
-    assert (first(3) != first(4)).any()
-    assert (first(3, own=5) == first(4, own=5)).all()
-    assert (first(3, own=5) != first(3)).any()
+    (ours, before), (other, _) = first(3), first(4)
+    assert (ours == other).all() and (ours != before).any()
     skrl.config.torch.key = 0
 
 

@@ -14,14 +14,8 @@ with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
 
 import torch
 from gymnasium import spaces as S
-from helpers import Held, assert_same, buffers, load_example
+from helpers import assert_same, buffers, load_example
 from tensordict import TensorDict
-from torch import nn
-from torchrl.data.replay_buffers import (
-    LazyTensorStorage,
-    SliceSampler,
-    TensorDictReplayBuffer,
-)
 from torchrl.envs import (
     ParallelEnv,
     PendulumEnv,
@@ -30,8 +24,6 @@ from torchrl.envs import (
     check_env_specs,
 )
 from torchrl.envs.transforms import InitTracker, RewardSum, StepCounter
-from torchrl.modules import ValueOperator
-from torchrl.objectives.value import GAE
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -157,18 +149,6 @@ def test_rollout_until_all_have_ended_is_refused():
     assert env.env.transforms[0].length_queue.tolist() == []  # none of its invented episodes
 
 
-@pytest.mark.parametrize("make", [make_nested, make_cartpole], ids=["nested", "native"])
-def test_returned_data_are_not_changed_by_later_steps(make):
-    env = to_torchrl(make())
-    held = Held()
-    td = env.reset()
-    for _ in range(20):
-        td = td.set("action", env.env.sample_action())
-        transition, td = env.step_and_maybe_reset(td)
-        held.add(transition["next"].clone(False), td.clone(False))
-    held.assert_unchanged()
-
-
 def test_entries_of_a_policy_under_next_are_kept():
     env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=2))
     td = env.reset().set("action", env.env.sample_action())
@@ -213,27 +193,6 @@ def test_collector_of_torchrl_equals_that_of_torchwrap():
     assert num_ends > 5
     assert len(torch.cat(trajectories).unique()) == 5 + num_ends
     collector.shutdown()
-
-
-def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
-    env = to_torchrl(ScriptedEnv(3, (2,), episode_lengths=(4, 2, 3)))
-    data = env.rollout(12, break_when_any_done=False)
-    critic = ValueOperator(nn.Linear(2, 1), in_keys=["observation"])
-    GAE(gamma=0.9, lmbda=0.0, value_network=critic)(data)
-    value = critic.module(data["observation"])
-    next_value = critic.module(data["next", "observation"])
-    terminated = data["next", "terminated"]
-    truncated = data["next", "truncated"]
-    cut = truncated & ~terminated
-    assert cut.any()
-    assert (terminated & ~truncated).any()
-    assert (terminated & truncated).any()
-    torch.testing.assert_close(data["next", "state_value"][cut], next_value[cut])
-    target = data["next", "reward"] + 0.9 * next_value * ~terminated
-    torch.testing.assert_close(data["advantage"], target - value)
-    # The step after a truncation starts from another observation, with another value.
-    difference = value[:, 1:] - next_value[:, :-1]
-    assert (difference[cut[:, :-1]].abs() > 1e-3).all()
 
 
 def test_transforms_of_torchrl_on_top_with_staggered_ends():
@@ -343,55 +302,6 @@ def test_shards_in_processes_of_a_collector_step_like_one_env(sync):
     collector.shutdown()
 
 
-def collected(total_frames, **options):
-    return list(
-        Collector(
-            counting(),
-            None,
-            frames_per_batch=10,
-            total_frames=total_frames,
-            **options,
-        )
-    )
-
-
-def test_set_truncated_of_the_collector_ends_each_batch():
-    (data,) = collected(10, set_truncated=True)
-    assert_counts(data, [row[:5] for row in COUNTS[:2]])
-    assert data["next", "truncated"][:, -1].all()
-    assert data["next", "done"][:, -1].all()
-
-
-def test_reset_at_each_iter_of_the_collector_starts_new_episodes():
-    for data in collected(20, reset_at_each_iter=True):
-        assert not data["observation"][:, 0].any()
-        assert (data["next", "observation"] == data["observation"] + 1).all()
-
-
-@pytest.mark.filterwarnings("ignore:split_trajs=True produces:UserWarning")
-def test_split_trajs_of_the_collector_keeps_episodes_apart():
-    (data,) = collected(10, split_trajs=True)
-    mask = data["collector", "mask"]
-    assert mask.sum(-1).tolist() == [4, 1, 2, 3]
-    expected = torch.arange(1.0, 5).expand(4, 4) * mask
-    assert torch.equal(data["next", "observation"][..., 0], expected)
-
-
-def test_slices_of_a_replay_buffer_keep_episodes_apart():
-    sampler = SliceSampler(
-        slice_len=2,
-        traj_key=("collector", "traj_ids"),
-        strict_length=True,
-    )
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=16)
-    for data in collected(20):
-        buffer.extend(data.reshape(-1))
-    slices = buffer.sample().view(8, 2)
-    assert torch.equal(slices["next", "observation"], slices["observation"] + 1)
-    first, second = slices.unbind(1)
-    assert torch.equal(second["observation"], first["next", "observation"])
-
-
 def make_normalized(num_envs=2):
     return tw.TransformedEnv(ScriptedEnv(num_envs, (1,)), T.NormalizeObservation())
 
@@ -410,20 +320,6 @@ def test_checkpoint_of_a_collector_needs_the_state_of_the_env_as_well():
 
 
 # Seeds, state, and construction.
-
-
-def test_set_seed_is_taken_once_and_another_seed_differs():
-    env = to_torchrl(tw.make("CartPole-v1", 3))
-
-    def run(seed=None):
-        if seed is not None:
-            env.set_seed(seed)
-        return env.rollout(5, by_position, break_when_any_done=False)["observation"]
-
-    first = run(0)
-    assert (run(0) == first).all()
-    assert (run(1) != first).any()
-    assert (run() != run(1)).any()
 
 
 def test_train_eval_and_state_dict_reach_the_statistics():
@@ -546,8 +442,3 @@ def test_pendulum_of_torchrl_equals_its_own_rollout():
         for name in ("reward", "terminated", "truncated"):
             assert (transition["next", name] == stepped["next", name]).all()
     env.close()
-
-
-def test_env_of_torchrl_is_refused():
-    with pytest.raises(TypeError, match="to_torchrl"):
-        to_torchrl(PendulumEnv())
