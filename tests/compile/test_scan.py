@@ -200,12 +200,12 @@ def pair(carry, x):
 REFUSED = {
     "function": ((3, ZERO, XS), "function must be callable"),
     "one result": ((lambda carry, x: carry, ZERO, XS), "function must return a tuple"),
-    "empty xs": ((pair, ZERO, ()), "xs must hold.*no tensor"),
-    "no steps": ((pair, ZERO, XS[:0]), "xs of length 0"),
-    "other length": ((pair, ZERO, {"a": XS, "b": (XS[:2],)}), r"xs\['b'\]\[0\] of length 2"),
-    "shape": ((lambda carry, x: (carry.expand(2), x), ZERO, XS), r"carry must be \(\).*\(2,\)"),
-    "structure": ((lambda c, x: ((x,), x), {"a": ZERO}, XS), "carry must be dict, got tuple"),
-    "no output": ((lambda carry, x: (carry, None), ZERO, XS), r"output must.*Return \(\)"),
+    "empty xs": ((pair, ZERO, ()), "xs must hold"),
+    "no steps": ((pair, ZERO, XS[:0]), "xs must hold"),
+    "other length": ((pair, ZERO, {"a": XS, "b": (XS[:2],)}), "xs must hold"),
+    "shape": ((lambda carry, x: (carry.expand(2), x), ZERO, XS), r"carry must have.*\(2,\)"),
+    "structure": ((lambda c, x: ((x,), x), {"a": ZERO}, XS), "carry must have"),
+    "no output": ((lambda carry, x: (carry, None), ZERO, XS), "output must"),
 }
 
 

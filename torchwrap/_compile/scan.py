@@ -19,8 +19,6 @@ from torchwrap._core.errors import refusal
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
-_REMEDIES = {"output": "Return () for no output", "xs": "torch.arange(n) counts n steps"}
-
 
 def scan(
     function: Step,
@@ -63,7 +61,7 @@ def scan(
     x_leaves = rows.leaves(xs)
     carried = _copies(carry)
     if not carried:
-        raise ValueError(refusal("scan", "carry must hold a tensor", remedy="Carry a counter"))
+        raise ValueError(refusal("scan", "carry must hold a tensor"))
     # With the given order of keys: another would make `torch.compile` compile the next call again.
     build_carry = rows.builder(carry)
     build_x = rows.builder(_first_slice(xs))
@@ -95,52 +93,32 @@ def scan(
     return build_carry(iter(carried)), _stacked(outputs)
 
 
-def _layout(name: str, value: Any) -> dict[str, Any]:
-    """Types of containers, and shapes and dtypes of tensors, by their names in error messages.
-
-    Raises a TypeError for values of other types.
-    """
-    if isinstance(value, Tensor):
-        return {name: (tuple(value.shape), value.dtype)}
-    is_tensordict = isinstance(value, TensorDictBase)
-    if not isinstance(value, tuple | dict) and not (is_tensordict and rows.leaves(value)):
+def _layout(name: str, value: Any) -> tuple[Any, ...]:
+    """Keys, shapes and dtypes. Raises a TypeError for values of other types, by their name."""
+    leaves: list[Tensor] = []
+    try:
+        structure = rows.flatten(value, leaves)
+    except AttributeError:
         must = f"{name} must be a tensor, or a TensorDict, tuple or dict of tensors"
-        got = "an empty TensorDict" if is_tensordict else type(value).__name__
-        remedy = _REMEDIES.get(name, "")
-        raise TypeError(refusal("scan", must, got, remedy))
-    keys: Any = range(len(value)) if isinstance(value, tuple) else value.keys()
-    found: dict[str, Any] = {name: "a TensorDict" if is_tensordict else type(value).__name__}
-    for key in keys:
-        found.update(_layout(f"{name}[{key!r}]", value[key]))
-    return found
+        raise TypeError(refusal("scan", must, type(value).__name__)) from None
+    return structure, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
 
 
-def _check_same(name: str, expected: dict[str, Any], value: Any) -> None:
+def _check_same(name: str, expected: tuple[Any, ...], value: Any) -> None:
     found = _layout(name, value)
-    for path in [*expected, *found]:
-        needed = expected.get(path, "absent")
-        got = found.get(path, "absent")
-        if got != needed:
-            must = f"function must return the same layout in every step, and {path} must be"
-            raise ValueError(refusal("scan", f"{must} {_shown(needed)}", _shown(got)))
-
-
-def _shown(layout: Any) -> str:
-    return layout if isinstance(layout, str) else f"{layout[0]} {layout[1]}"
+    if found != expected:
+        must = f"{name} must have the same keys, shapes and dtypes in every step, {expected}"
+        raise ValueError(refusal("scan", must, found))
 
 
 def _number_of_steps(xs: Any) -> int:
     """Raises unless each tensor has the same number of steps, at least one."""
-    lengths: dict[str, Any] = {}
-    for path, layout in _layout("xs", xs).items():
-        if not isinstance(layout, str):
-            lengths[path] = layout[0][0] if layout[0] else None
-    distinct = set(lengths.values())
-    if len(distinct) == 1 and distinct.isdisjoint([0, None]):
-        return int(distinct.pop())
+    _, layouts = _layout("xs", xs)
+    lengths = {shape[:1] for shape, _ in layouts}
+    if len(lengths) == 1 and lengths.isdisjoint([(), (0,)]):
+        return len(rows.leaves(xs)[0])
     must = "xs must hold tensors with the steps as their first dimension, at least one"
-    got = ", ".join(f"{path} of length {length}" for path, length in lengths.items())
-    raise ValueError(refusal("scan", must, got or "no tensor"))
+    raise ValueError(refusal("scan", must, layouts))
 
 
 def _first_slice(value: Any) -> Any:
