@@ -48,7 +48,6 @@ NATIVE: dict[str, type[ClassicControl]] = {
 
 # Without Gymnasium's colon, which `make` takes for the end of a module.
 _ID = re.compile(r"([\w-]+/)?[\w.-]+-v(0|[1-9][0-9]*)")
-_FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
 _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
 
 
@@ -79,13 +78,7 @@ def register(
         raise ValueError(refusal("register", must, f"{id!r}"))
     if id in registration.registry:
         raise ValueError(refusal("register", "id must be new", id))
-    must = "func_env must be a FuncEnv class, or a function that returns a FuncEnv"
-    if not callable(func_env):
-        raise TypeError(refusal("register", must, f"{func_env!r}"))
-    missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
-    if isinstance(func_env, type) and missing:
-        got = f"the class {func_env.__name__} without {missing}"
-        raise TypeError(refusal("register", must, got))
+    validation.function("register", "func_env", func_env)
     if max_episode_steps is not None:
         validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
     try:

@@ -85,9 +85,6 @@ class ScriptedEnv(Env):
             lengths = [2**63 - 1]
         for length in lengths:
             validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
-        if not lengths:
-            must = "episode_lengths must have at least one length"
-            raise ValueError(refusal("ScriptedEnv", must, lengths))
         validation.choice("ScriptedEnv", "ending", ending, *_ENDINGS, "in turn")
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
