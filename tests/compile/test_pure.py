@@ -221,6 +221,16 @@ def test_what_happens_to_the_env_changes_no_result(disturb):
         assert_same(value, other)
 
 
+def test_first_state_is_not_the_memory_of_the_env():
+    env = stack("NormalizeReward")
+    state, _ = tw.pure(env).init(0)
+    held = state.clone()
+    env.reset(seed=0)
+    for action in some_actions(5):
+        env.step(action)
+    assert_same(state, held)
+
+
 def test_functions_change_neither_the_env_nor_the_state():
     env, pure = normalizing()
     env.reset(seed=4)

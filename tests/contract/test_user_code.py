@@ -126,6 +126,13 @@ def test_group_that_writes_to_the_observation_changes_no_other_group():
     assert successor["actor"].flatten().tolist() == [2, 2002]
 
 
+def test_standalone_call_leaves_the_callers_values():
+    td = TensorDict({"observation": torch.ones(2, 1)}, [2])
+    double = T.TransformObservation(lambda observation: observation.mul_(2))
+    assert double(td)["observation"].tolist() == [[2], [2]]
+    assert td["observation"].tolist() == [[1], [1]]
+
+
 # Returning a value that does not fit.
 
 REFUSED = (TypeError, ValueError)
