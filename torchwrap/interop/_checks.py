@@ -90,14 +90,17 @@ def require_env(owner: str, value: Any) -> Env:
     return value
 
 
-def recorders(owner: str, env: Env) -> list[RecordEpisodeStatistics]:
-    """The recorders of an env, innermost first, whose metrics have other names than Gymnasium's."""
-    found = RecordEpisodeStatistics.of(env)
-    for recorder in found:
-        taken = sorted({"r", "l", "t"} & set(recorder.metrics))
+def recorders(owner: str, env: Env) -> list[tuple[str, dict[str, str]]]:
+    """The `stats_key` of each recorder, innermost first, and its keys by Gymnasium's names."""
+    found = []
+    for recorder in RecordEpisodeStatistics.of(env):
+        metrics = dict(recorder.keys)
+        keys = {"r": metrics.pop("return"), "l": metrics.pop("length")}
+        taken = sorted({"r", "l", "t"} & set(metrics))
         if taken:
             must = "metrics must have other names than r, l and t, which the trainer's info has"
             raise ValueError(refusal(owner, must, taken))
+        found.append((recorder.stats_key, keys | metrics))
     return found
 
 
@@ -214,12 +217,12 @@ def call(
     return tuple(result) if name in ("action_masks", "render") else per_env(env, result)
 
 
-def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
-    """Raises a ValueError for discrete observations or actions that count from another number."""
-    for _, leaf in spaces.leaves(space):
-        if isinstance(leaf, Discrete | MultiDiscrete) and np.any(leaf.start):
-            remedy = f"Put transforms.Transform{what.title()}(func, {what}_space) on the env"
-            raise ValueError(refusal(owner, f"{what}s must start at 0", leaf, remedy))
+def starts_at_zero(owner: str, *parts: Space[Any]) -> None:
+    """Raises a ValueError for discrete spaces that count from another number."""
+    for part in parts:
+        for _, leaf in spaces.leaves(part):
+            if isinstance(leaf, Discrete | MultiDiscrete) and np.any(leaf.start):
+                raise ValueError(refusal(owner, "discrete spaces must start at 0", leaf))
 
 
 def metric_keys(env: Env) -> list[str]:

@@ -202,7 +202,7 @@ def _check_observation(space: Space[Any]) -> None:
 
 
 def _check_action(space: Space[Any]) -> None:
-    _checks.starts_at_zero("to_rl_games", "action", space)
+    _checks.starts_at_zero("to_rl_games", space)
     if isinstance(space, Discrete):
         return
     is_bounded = isinstance(space, Box) and space.is_bounded()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
-from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
-from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
@@ -23,7 +18,7 @@ from torchwrap.interop import _checks
 from torchwrap.transforms import NormalizeReward, RewardTransform
 
 
-def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
+def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for algorithms and `evaluate_policy`.
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict`
@@ -31,30 +26,30 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     share memory with tensors that no later step changes; from another device they are copied.
     Actions are copied. The info of a live env is empty. The info of a finished env holds
     `terminal_observation`, `TimeLimit.truncated`, every entry of the env's own info, numbers as
-    Python scalars, and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`,
-    the length `l` and the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords`
-    only.
+    Python scalars, and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`
+    and the length `l`. `Monitor` and `VecMonitor` are then needed for `info_keywords` only.
 
-    For an env with a `state_dict`, such as running statistics, or with `params`, the result holds a
+    For an env with a `state_dict`, such as running statistics, or with `params`, the result is a
     `VecNormalize`: `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save,
     load and copy the `state_dict`, and `venv.training = False` is `env.eval()`. The file also holds
     the `params` of functions or a simulator's levels: the next reset in train mode sets them, if
     they are of as many envs. The env is `venv.unwrapped.env`.
-    Formulas such as `normalize_obs` raise: use `deploy` for raw data. In the `VecNormalize` of an
-    off-policy algorithm, `model.get_vec_normalize_env()`, they serve its replay buffer and change
-    nothing.
+    Formulas such as `normalize_obs` raise: use `deploy` for raw data. Those of an off-policy
+    algorithm's env serve its replay buffer and change nothing. `get_original_obs` and
+    `get_original_reward` return what the env returned.
 
-    `seed(seed)` takes effect in the next `reset()`. `get_attr`, `set_attr` and `env_method` reach
-    the same attributes as `env.get_wrapper_attr`. An attribute of a layer is read or called once,
-    and each index gets the result, or its own row of the result of `action_masks()`, for
-    MaskablePPO. The functions of a `FunctionalEnv` may have `action_masks(state)`, for a single
-    env. `HerReplayBuffer` calls the env's `compute_reward(achieved_goal, desired_goal, info)` with
-    NumPy batches; no transform may change goals or rewards.
+    `seed(seed)` and `set_options(options)`, one dict for all envs, take effect in the next
+    `reset()`. `get_attr`, `set_attr` and `env_method` reach the same attributes as
+    `env.get_wrapper_attr`. An attribute of a layer is read or called once, and each index gets the
+    result, or its own row of the result of `action_masks()`, for MaskablePPO. The functions of a
+    `FunctionalEnv` may have `action_masks(state)`, for a single env. `HerReplayBuffer` calls the
+    env's `compute_reward(achieved_goal, desired_goal, info)` with NumPy batches; no transform may
+    change goals or rewards.
 
     Args:
-        env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`,
-            no unbounded actions, one dimension of `MultiDiscrete`, and `Discrete` and
-            `MultiDiscrete` from 0 on. The result owns it from now on.
+        env: its `Discrete` and `MultiDiscrete` spaces start at 0. SB3's algorithms take no `Tuple`
+            or nested `Dict`, no unbounded actions, and one dimension of `MultiDiscrete`. The result
+            owns it from now on.
 
     >>> import numpy as np; from torchwrap.testing import ScriptedEnv
     >>> venv = to_sb3(ScriptedEnv(2, (1,), episode_lengths=(1, 2), ending="truncated"))
@@ -65,7 +60,7 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3LearningVecEnv:
     """
     venv = SB3VecEnv(env)
     learns = env.state_dict() or venv.params.state_dict()
-    return SB3LearningVecEnv(SB3VecNormalize(venv)) if learns else venv
+    return SB3VecNormalize(venv) if learns else venv
 
 
 class SB3VecEnv(VecEnv):
@@ -73,28 +68,25 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, env: Env) -> None:
         self.env = _checks.require_env("to_sb3", env)
-        _check_spaces(env.single_observation_space, env.single_action_space)
-        self._recorder = next(iter(_checks.recorders("to_sb3", env)), None)
-        self._start = time.time()
+        self._recorders = _checks.recorders("to_sb3", env)[:1]
         self.params = _checks.Params(env)
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        # SB3 itself raises for other spaces that it cannot hold.
+        _checks.starts_at_zero("to_sb3", self.observation_space, self.action_space)
         self.metadata = env.metadata
 
     def reset(self) -> VecEnvObs:
         # They are for this reset alone, even if the env refuses them.
         seed = self._seeds[0]
-        options = self._options
+        options = self._options[0]
         self._reset_seeds()
         self._reset_options()
-        if any(other != options[0] for other in options):
-            must = "the reset options of all envs must be equal"
-            raise ValueError(refusal("to_sb3", must, options))
         self.params.resume()
-        td = self.env.reset(seed=seed, options=options[0] or None)
+        td = self.env.reset(seed=seed, options=options or None)
         return _arrays(td["observation"])
 
-    def step_async(self, actions: ArrayLike) -> None:
-        self._action = spaces.from_numpy(self.env.single_action_space, actions, self.env.device)
+    def step_async(self, actions: Any) -> None:
+        self._action = spaces.from_numpy(self.action_space, actions, self.env.device)
 
     def step_wait(self) -> VecEnvStepReturn:
         transition, td = self.env.step(self._action)
@@ -105,7 +97,7 @@ class SB3VecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         finished = dones.nonzero()[0]
         if len(finished):
-            rows = successor[torch.as_tensor(finished, device=self.env.device)]
+            rows = successor[finished]
             columns = self._final_infos(rows)
             for i, row in enumerate(finished):
                 infos[row] = _row(columns, i)
@@ -119,22 +111,18 @@ class SB3VecEnv(VecEnv):
             "terminal_observation": _arrays(successor["observation"]),
             "TimeLimit.truncated": truncated.flatten().tolist(),
         }
-        if self._recorder is not None:
-            episode = {}
-            for name, key in self._recorder.keys.items():
-                name = {"return": "r", "length": "l"}.get(name, name)
-                episode[name] = successor[key].flatten().tolist()
-            seconds = round(time.time() - self._start, 6)
-            infos["episode"] = {**episode, "t": [seconds] * len(successor)}
+        for _, keys in self._recorders:
+            episode = {name: successor[key].flatten().tolist() for name, key in keys.items()}
+            infos["episode"] = episode
         return infos
 
     def close(self) -> None:
         self.env.close()
 
-    def get_images(self) -> Sequence[NDArray[Any]]:
+    def get_images(self) -> Any:
         return self.env.render()
 
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> Any:
         value = _checks.get_attr(self.env, attr_name)
         return self._select(_checks.per_env(self.env, value), indices)
 
@@ -165,29 +153,19 @@ class SB3VecEnv(VecEnv):
 
     def _check_goals(self) -> None:
         """Raises if HER would compute rewards from goals that the env does not know."""
-        base: Any = self.env.unwrapped
-        goals = spaces.children(base.single_observation_space) or {}
-        given = spaces.children(self.observation_space) or {}
-        changed = []
-        for key, goal in goals.items():
-            if key.endswith("_goal") and given.get(key) != goal:
-                changed.append(key)
-        for module in self.env.modules():
-            if isinstance(module, RewardTransform | NormalizeReward):
-                changed.append("reward")
-        if changed:
-            raise ValueError(
-                refusal(
-                    "to_sb3",
-                    "transforms must change no goals and rewards for HER",
-                    f"changes of {changed}",
-                    "Use VecNormalize, around to_sb3(env), instead",
-                )
-            )
+        goals = dict(spaces.leaves(self.env.unwrapped.single_observation_space))
+        given = dict(spaces.leaves(self.observation_space))
+        kinds = RewardTransform | NormalizeReward
+        changed = [module for module in self.env.modules() if isinstance(module, kinds)]
+        paths = ("achieved_goal",), ("desired_goal",)
+        are_equal = [given.get(path) == goals.get(path) for path in paths]
+        if changed or not all(are_equal):
+            must = "transforms must change no goals and rewards for HER"
+            raise ValueError(refusal("to_sb3", must))
 
-    def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> Any:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
-        records = self._recorder is not None and issubclass(wrapper_class, Monitor)
+        records = wrapper_class is Monitor and bool(self._recorders)
         return self._select([records] * self.num_envs, indices)
 
     def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> list[Any]:
@@ -195,33 +173,30 @@ class SB3VecEnv(VecEnv):
 
 
 class SB3VecNormalize(VecNormalize):
-    """The mode and the `state_dict` of an env, for SB3's algorithms and callbacks.
+    """A `VecEnv` of an env that learns, with its mode and `state_dict`; made by `to_sb3`.
 
-    These look for a `VecNormalize`. Its formulas are for replay buffers alone, which hold
-    observations and rewards as the env returned them, and ask for the original rewards first.
+    SB3's algorithms and callbacks look for a `VecNormalize`. Its formulas are for replay buffers
+    alone, which hold observations and rewards as the env returned them, and ask for the original
+    rewards first.
     """
 
     has_buffer = False
 
-    def _refuse(self, value: bool) -> None:
-        must = "norm_obs and norm_reward cannot be set, because the env's transforms normalize"
-        remedy = (
-            "For raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
-        )
-        raise AttributeError(refusal("to_sb3", must, None, remedy))
+    params: Mapping[str, Tensor] = {}  # Files of 0.2.0 lack them.
 
-    norm_obs = norm_reward = property(lambda self: False, _refuse)
+    # They cannot be set, because the env's transforms normalize.
+    norm_obs = norm_reward = property(lambda self: False)
     training = property(
-        lambda self: self.venv.env.training,
-        lambda self, mode: self.venv.env.train(mode),
+        lambda self: self.unwrapped.env.training,
+        lambda self, mode: self.unwrapped.env.train(mode),
     )
     # `sync_envs_normalization` copies it to an env for evaluation.
     ret_rms = property(
-        lambda self: self.venv.env.state_dict(),
-        lambda self, state: self.venv.env.load_state_dict(state),
+        lambda self: self.unwrapped.env.state_dict(),
+        lambda self, state: self.unwrapped.env.load_state_dict(state),
     )
 
-    def __init__(self, venv: SB3VecEnv) -> None:
+    def __init__(self, venv: VecEnv) -> None:
         VecEnvWrapper.__init__(self, venv)
 
     def reset(self) -> Any:
@@ -237,71 +212,27 @@ class SB3VecNormalize(VecNormalize):
         return super().get_original_reward()
 
     def _unchanged(self, values: Any) -> Any:
-        return values if self.has_buffer else _refuse_formulas()
+        if not self.has_buffer:
+            fault = "has no formulas: the env's transforms normalize, and torchwrap.deploy has them"
+            raise NotImplementedError(refusal("to_sb3", fault))
+        return values
 
     normalize_obs = unnormalize_obs = _unchanged  # type: ignore[assignment]
     normalize_reward = unnormalize_reward = _unchanged  # type: ignore[assignment]
 
-    def __reduce__(self) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         learned = {name: value.cpu() for name, value in self.ret_rms.items()}
-        venv: Any = self.venv
-        return _load, (learned, venv.params.state_dict())
+        base: Any = self.unwrapped
+        params = base.params.state_dict()
+        # VecNormalize reads the last one.
+        return {"learned": learned, "params": params, "norm_obs_keys": None}
 
-
-class SB3LearningVecEnv(VecEnvWrapper):
-    """A `VecEnv` of an env that learns; made by `to_sb3` and `VecNormalize.load`.
-
-    It has the attributes and methods of the `SB3VecNormalize` in it, but not the formulas.
-    """
-
-    learned: dict[str, Tensor]
-    """The saved `state_dict`, which `VecNormalize.load` puts into an env."""
-
-    params: dict[str, Tensor]
-    """The saved `params`, which the env's next reset in train mode sets."""
-
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def step_wait(self) -> VecEnvStepReturn:
-        return self.venv.step_wait()
-
-    def getattr_recursive(self, name: str) -> Any:
-        # SB3 calls it for names that this class lacks, also from wrappers around it.
-        is_formula = name.startswith(("normalize_", "unnormalize_", "get_original_"))
-        return _refuse_formulas() if is_formula else super().getattr_recursive(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("training", "norm_obs", "norm_reward"):
-            setattr(self.venv, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def set_venv(self, venv: VecEnv) -> None:
+    def set_venv(self, venv: Any) -> None:
         base = venv.unwrapped
-        if not isinstance(base, SB3VecEnv):
-            must = "venv must be from to_sb3, as the saved one"
-            raise TypeError(refusal("VecNormalize.load", must, venv))
         base.env.load_state_dict(self.learned)
         base.params.load_state_dict(self.params)
         # `sync_envs_normalization` needs as many wrappers as an env for evaluation has.
-        super().__init__(venv.venv if isinstance(venv, SB3LearningVecEnv) else venv)
-
-
-def _load(learned: dict[str, Tensor], params: dict[str, Tensor]) -> SB3LearningVecEnv:
-    venv = SB3LearningVecEnv.__new__(SB3LearningVecEnv)
-    venv.learned = learned
-    venv.params = params
-    return venv
-
-
-def _refuse_formulas() -> NoReturn:
-    fault = "has no formulas of VecNormalize, because the env's transforms normalize"
-    remedy = (
-        "torchwrap.deploy(env, policy) acts on raw observations, and "
-        "RecordEpisodeStatistics below NormalizeReward records raw returns"
-    )
-    raise NotImplementedError(refusal("to_sb3", fault, remedy=remedy))
+        VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
 
 
 def _arrays(value: Any, scalars: bool = False) -> Any:
@@ -316,40 +247,3 @@ def _row(columns: Any, i: int) -> Any:
     if isinstance(columns, dict):
         return {key: _row(column, i) for key, column in columns.items()}
     return columns[i]
-
-
-def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
-    leaves = dict(spaces.leaves(observations))
-    if isinstance(observations, Tuple) or any(len(path) > 1 for path in leaves):
-        raise ValueError(
-            refusal(
-                "to_sb3",
-                "observations must not be a Tuple or a nested Dict",
-                observations,
-                "Put transforms.FlattenObservation on the env",
-            )
-        )
-    is_bounded = not isinstance(actions, Box) or actions.is_bounded()
-    if not is_bounded or not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
-        raise ValueError(
-            refusal(
-                "to_sb3",
-                "actions must be a bounded Box, Discrete, MultiDiscrete or MultiBinary",
-                actions,
-                "Leave out ClipAction, because SB3 clips, or put TransformAction on the env",
-            )
-        )
-    vectors: list[Any] = [leaf for leaf in leaves.values() if isinstance(leaf, MultiDiscrete)]
-    if isinstance(actions, MultiBinary | MultiDiscrete):
-        vectors.append(actions)
-    for space in vectors:
-        if len(space.shape) != 1:
-            raise ValueError(
-                refusal(
-                    "to_sb3",
-                    "MultiDiscrete spaces and MultiBinary actions must have one dimension",
-                    space,
-                )
-            )
-    _checks.starts_at_zero("to_sb3", "observation", observations)
-    _checks.starts_at_zero("to_sb3", "action", actions)

@@ -188,7 +188,7 @@ class SkrlEnv(Wrapper):
             for _, leaf in spaces.leaves(space):
                 _check_space("observations", leaf)
         _check_space("actions", env.single_action_space)
-        _checks.starts_at_zero("to_skrl", "action", env.single_action_space)
+        _checks.starts_at_zero("to_skrl", env.single_action_space)
         self._metric_keys = _checks.metric_keys(env)
         self._params = _checks.Params(env)
         # By name in an agent's `checkpoint_modules`.

@@ -171,21 +171,15 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """The statistics of each recorder: the return "r", length "l", seconds "t" and metrics."""
         seconds = np.round(time.perf_counter() - self._start_times, 6)
         statistics: Info = {}
-        for recorder in self._recorders:
-            if recorder.keys["return"] not in successor:  # dropped by a layer above
+        for stats_key, keys in self._recorders:
+            if keys["r"] not in successor:  # dropped by a layer above
                 continue
-            columns = {}
-            for name, key in recorder.keys.items():
-                columns[name] = _to_array(successor[key])
-            episode = {
-                "r": columns.pop("return").astype(np.float64),
-                "l": columns.pop("length"),
-                "t": seconds,
-                **columns,
+            episode = {name: _to_array(successor[key]) for name, key in keys.items()}
+            episode["r"] = episode["r"].astype(np.float64)
+            episode["t"] = seconds
+            statistics[stats_key] = {
+                name: np.where(done, column, 0) for name, column in episode.items()
             }
-            for name, column in episode.items():
-                episode[name] = np.where(done, column, 0)
-            statistics[recorder.stats_key] = episode
         return statistics
 
     def call(
