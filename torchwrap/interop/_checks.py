@@ -90,7 +90,7 @@ def require_env(owner: str, value: Any) -> Env:
     return value
 
 
-def recorders(owner: str, env: Env) -> list[tuple[str, dict[str, str]]]:
+def recorders(owner: str, env: Env) -> list[tuple[str, Any]]:
     """The `stats_key` of each recorder, innermost first, and its keys by Gymnasium's names."""
     found = []
     for recorder in RecordEpisodeStatistics.of(env):
@@ -222,7 +222,7 @@ def starts_at_zero(owner: str, *parts: Space[Any]) -> None:
     for part in parts:
         for _, leaf in spaces.leaves(part):
             if isinstance(leaf, Discrete | MultiDiscrete) and np.any(leaf.start):
-                raise ValueError(refusal(owner, "discrete spaces must start at 0", leaf))
+                raise ValueError(refusal(owner, "observations and actions must start at 0", leaf))
 
 
 def metric_keys(env: Env) -> list[str]:
