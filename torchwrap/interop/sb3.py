@@ -112,8 +112,9 @@ class SB3VecEnv(VecEnv):
             "TimeLimit.truncated": truncated.flatten().tolist(),
         }
         for _, keys in self._recorders:
-            episode = {name: successor[key].flatten().tolist() for name, key in keys.items()}
-            infos["episode"] = episode
+            episode = infos["episode"] = {}
+            for name, key in keys.items():
+                episode[name] = successor[key].flatten().tolist()
         return infos
 
     def close(self) -> None:
