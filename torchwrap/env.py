@@ -142,15 +142,11 @@ class Env(BatchedModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        hooks = {
-            "step": "_step(action)",
-            "step_without_reset": "_step(action)",
-            "reset": "_reset(mask, options=None)",
-        }
-        for verb, hook in hooks.items():
+        for verb in ("step", "step_without_reset", "reset"):
             if getattr(cls, verb) is not getattr(Env, verb):
                 fault = f"{verb}() cannot be overridden, because other layers do not call it"
-                raise TypeError(refusal(cls.__name__, fault, remedy=f"Override {hook}"))
+                remedy = "Override _step(action) or _reset(mask, options=None)"
+                raise TypeError(refusal(cls.__name__, fault, remedy=remedy))
 
     # Hooks for subclasses.
 

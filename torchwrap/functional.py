@@ -112,15 +112,12 @@ class FunctionalEnv(Env):
             must = "func_env must be a FuncEnv with observation_space and action_space"
             raise TypeError(refusal(owner, must, repr(func_env)))
         can_render = _defines(func_env, "render_init") and _defines(func_env, "render_image")
-        metadata = {"render_modes": ["rgb_array"] if can_render else []}
+        metadata: dict[str, Any] = {}
         metadata.update(getattr(func_env, "metadata", None) or {})
-        render_modes = [None, *metadata["render_modes"]]
-        if render_mode not in render_modes:
-            must = f"render_mode must be among {render_modes}"
+        metadata["render_modes"] = ["rgb_array"] if can_render else []
+        if render_mode not in (None, *metadata["render_modes"]):
+            must = 'render_mode must be None, or "rgb_array" with render_init and render_image'
             raise ValueError(refusal(owner, must, repr(render_mode)))
-        if render_mode is not None and not can_render:
-            must = f"func_env must have render_init and render_image for {render_mode=}"
-            raise TypeError(refusal(owner, must, repr(func_env)))
         if max_episode_steps is not None:
             max_episode_steps = validation.integer(
                 owner, "max_episode_steps", max_episode_steps, at_least=1

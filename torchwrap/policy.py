@@ -89,7 +89,9 @@ class PolicyState(Transform):
             validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-        self.fill = validation.fill("PolicyState", fill, self.dtype)
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(refusal("PolicyState", "dtype must be a torch.dtype", repr(dtype)))
+        self.fill = validation.number("PolicyState", "fill", fill)
 
     def deployed(self) -> None:
         return None

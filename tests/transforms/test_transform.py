@@ -214,11 +214,6 @@ def keeping(bound=5.0, **arguments):
     return env, env.transforms[0]
 
 
-def test_env_buffer_with_a_fill_that_its_dtype_cannot_represent_raises():
-    with pytest.raises(ValueError, match="fill"):
-        tw.EnvBuffer((1,), torch.int64, fill=0.5)
-
-
 def test_env_buffer_before_its_allocation_raises():
     with pytest.raises(AttributeError, match="'elapsed'"):
         CountSteps().elapsed  # noqa: B018

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from torchwrap._core import rows, validation
+from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask
@@ -46,7 +46,7 @@ class EnvBuffer:
         self.shape = shape
         self.dtype = dtype
         self.row = row
-        self.fill = validation.fill("EnvBuffer", fill, dtype)
+        self.fill = fill
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -154,22 +154,6 @@ def numbers(
     return array.tolist()
 
 
-def fill(owner: str, value: Any, dtype: Any) -> Any:
-    """A number of Python, NumPy or PyTorch as Python's, if a tensor of this dtype holds it."""
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(refusal(owner, "dtype must be a torch.dtype", shown(dtype)))
-    number = _plain(value)
-    try:
-        stored = torch.full((), number, dtype=dtype, device="cpu").item()
-    except (TypeError, RuntimeError):
-        stored = None
-    rounds = dtype.is_floating_point or dtype.is_complex
-    if stored is None or (stored != number and not (rounds and abs(stored) != math.inf)):
-        text = refusal(owner, f"fill must be a number that {dtype} can represent", shown(value))
-        raise ValueError(text) if _is_number(number) else TypeError(text)
-    return number
-
-
 def tensor(
     owner: str,
     name: str,

@@ -345,10 +345,8 @@ class Compose(Transform):
         named = dict(transforms) if isinstance(transforms, Mapping) else _numbered(transforms)
         for position, (name, part) in enumerate(named.items()):
             if not isinstance(part, Transform):
-                kind = part if isinstance(part, type) else Transform
-                remedy = f"Pass an instance of {kind.__name__}, and a list as `*transforms`"
-                must = f"transforms[{position}] must be a Transform"
-                raise TypeError(refusal("Compose", must, repr(part), remedy))
+                must = f"transforms[{position}] must be a Transform, not its class or a list"
+                raise TypeError(refusal("Compose", must, repr(part)))
             if not str(name).isidentifier() or hasattr(self, name):
                 must = "names must be identifiers and not attributes of Compose"
                 raise ValueError(refusal("Compose", must, repr(name)))
