@@ -440,40 +440,11 @@ def interrupt_a_call(env, monkeypatch):
     assert env.vector_env.closed
 
 
-NESTED = spaces.Dict(
-    b=spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(5))),
-    a=spaces.Box(0, 255, (2, 2), np.uint8),
-)
-NESTED_ACTIONS = spaces.Dict(
-    turn=spaces.Discrete(3, start=2),
-    push=spaces.Tuple((spaces.MultiDiscrete([4, 5]), spaces.Box(-1, 1, (), np.float64))),
-)
-
-
-def assert_nested_values_pass(env):
-    """Actions of `NESTED_ACTIONS` come back in observations of `NESTED`, and as rewards."""
-    assert tw.spaces.contains(NESTED, env.reset()["observation"])
-    action = env.sample_action()
-    successor = env.step(action)[0]["next"]
-    assert tw.spaces.contains(NESTED, successor["observation"])
-    turn = action["turn"]
-    many = action["push", "0"]
-    observation = successor["observation"]
-    assert (observation["a"] == turn.view(4, 1, 1)).all()
-    assert (observation["b", "0"] == torch.stack([turn, many[:, 0]], 1)).all()
-    assert (observation["b", "1"] == many[:, 1]).all()
-    assert (successor["reward"] == action["push", "1"].float().unsqueeze(-1)).all()
-
-
 def assert_elapsed_steps_move_the_limit(env):
     """Of three envs with a limit of 10."""
     env.reset(seed=0)
     env.elapsed_steps = torch.tensor([0, 9, 8])
     transition, _ = env.step(env.sample_action())
-    assert transition["next", "truncated"].flatten().tolist() == [
-        False,
-        True,
-        False,
-    ]
+    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
     assert not transition["next", "terminated"].any()
     assert env.elapsed_steps.tolist() == [1, 0, 9]

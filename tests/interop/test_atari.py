@@ -13,17 +13,14 @@ from gymnasium.wrappers import (
     TransformObservation,
 )
 from helpers import AT_RELEASES, load_example, mostly_full
-from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecFrameStack,
-    VecTransposeImage,
 )
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.sb3 import to_sb3
 
 gymnasium.register_envs(ale_py)
 make_atari = load_example("atari_game").make_atari
@@ -129,27 +126,6 @@ def test_preset_equals_its_reference_over_whole_games(
     assert (ends > games) == (preset != "gymnasium" and game != "Pong")
 
 
-def test_life_that_is_lost_ends_an_episode_and_not_the_game() -> None:
-    env = make_atari("ALE/Breakout-v5", 1, "sb3")
-    env.reset(seed=0)
-    actions = np.random.default_rng(2)
-    lives = []
-    returns = []
-    for _ in range(3000):
-        transition, _ = env.step(torch.tensor([actions.integers(4)]))
-        info = {name: value.item() for name, value in transition["next", "info"].items()}
-        if transition["next", "done"]:
-            lives.append(info["lives"])
-            returns.append(info["game_return"])
-            assert info["game_over"] == (info["lives"] == 0)
-            assert transition["next", "terminated"] and not transition["next", "truncated"]
-        if info["game_over"]:
-            break
-    assert lives == [4, 3, 2, 1, 0] and returns == sorted(returns) and returns[-1] > 0
-    transition, _ = env.step(torch.tensor([0]))
-    assert transition["next", "info", "game_return"] == transition["next", "reward"] == 0
-
-
 def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
     env = make_atari("ALE/Breakout-v5", 2, "cleanrl")
     env.reset(seed=0)
@@ -193,39 +169,6 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
     assert transition["next", "truncated"] and not transition["next", "terminated"]
     assert transition["next", "info", "game_over"] == 1
-
-
-@pytest.mark.full
-def test_processes_specs_and_shards_make_the_same_games() -> None:
-    env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 3, "sb3"), T.atari("sb3"))
-    again = tw.make(type(env.spec).from_json(env.spec.to_json()))
-    shard = tw.TransformedEnv(
-        make_atari(
-            "ALE/Pong-v5",
-            2,
-            "sb3",
-            first_index=1,
-            vectorization_mode="async",
-        ),
-        T.atari("sb3"),
-    )
-    tds = [each.reset(seed=9)["observation"] for each in (env, again, shard)]
-    for action in [*range(6)] * 3:
-        assert torch.equal(tds[0], tds[1])
-        assert torch.equal(tds[0][1:], tds[2])
-        tds = [
-            each.step(torch.full((each.num_envs,), action))[1]["observation"]
-            for each in (env, again, shard)
-        ]
-    shard.close()
-
-
-def test_frames_fit_cnn_policy() -> None:
-    env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 2, "sb3"), T.atari("sb3"))
-    model = PPO("CnnPolicy", to_sb3(env), n_steps=4, batch_size=4, n_epochs=1)
-    assert not isinstance(model.get_env(), VecTransposeImage)  # channels are first already
-    assert model.policy.features_extractor.cnn[0].in_channels == 4
-    model.learn(8)
 
 
 def test_make_atari_with_an_unknown_preset_raises() -> None:

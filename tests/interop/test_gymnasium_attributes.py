@@ -6,7 +6,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -122,16 +121,6 @@ def test_method_of_some_envs_of_a_foreign_vector_env_is_refused(make):
     with pytest.raises(AttributeError, match='vectorization_mode="async"'):
         to_sb3(env).env_method("scaled", 2, indices=[1])
     assert rewards(env) == [1, 1, 1]
-
-
-@by_kind
-@pytest.mark.parametrize("name", ["push", "wind"])
-def test_set_attr_of_to_sb3_is_that_of_dummy_vec_env(make, kind, name):
-    ours = to_sb3(make(kind))
-    theirs = DummyVecEnv([Level] * 3)
-    for venv in (ours, theirs):
-        venv.set_attr(name, [1, 2, 3])
-    assert ours.get_attr(name) == theirs.get_attr(name)
 
 
 def test_envs_that_are_not_held_cannot_be_set():
