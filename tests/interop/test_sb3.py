@@ -155,7 +155,7 @@ def test_episode_infos_equal_those_of_monitor():
         for found, venv in zip(episodes, (ours, theirs), strict=True):
             infos = venv.step(actions)[-1]
             found += [info.get("episode") for info in infos]
-    seconds = [each.pop("t") for found in episodes for each in found if each]
+    seconds = [each.pop("t") for each in episodes[1] if each]  # which ours leaves out
     assert episodes[0] == episodes[1] and len(seconds) > 9
     ours.close()
 
