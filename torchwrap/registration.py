@@ -296,7 +296,8 @@ def _make_envpool(
         envpool = importlib.import_module("envpool")
     except ImportError as error:
         fault = f"backend='envpool' needs the package envpool ({error})"
-        raise ImportError(refusal("make", fault)) from error
+        remedy = "Install it with `pip install torchwrap[envpool]`"
+        raise ImportError(refusal("make", fault, remedy=remedy)) from error
     if id not in envpool.list_all_envs():
         raise ValueError(refusal("make", "id must be in envpool.list_all_envs()", id))
     if kwargs.get("max_episode_steps") == -1:

@@ -333,7 +333,7 @@ UNFIT = {
         "ALE/Pog-v5": {"id": "ALE/Pog-v5"},
         "CartPole-v1": {"id": "CartPole-v1"},
         "PongNoFrameskip-v4": {"id": "PongNoFrameskip-v4"},
-        "TimeLimit": {"max_episode_steps": 9},
+        "max_episode_steps": {"max_episode_steps": 9},
         "render_mode": {"render_mode": "rgb_array"},
         "seed": {"seed": 1},
         "frameskip": {"frameskip": 0},
