@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -375,12 +374,6 @@ def test_other_modes_of_ale_than_same_step_raise(mode):
     vector_env.autoreset_mode = mode
     with pytest.raises(ValueError, match=f"autoreset_mode .*{mode.name}"):
         tw.from_gymnasium(vector_env)
-
-
-def test_wrapper_of_gymnasium_around_envpool_raises():
-    pool = EnvPool.make("CartPole-v1", 2)
-    with pytest.raises(ValueError, match="vector_env"):
-        tw.from_gymnasium(gymnasium.wrappers.vector.RecordEpisodeStatistics(pool))
 
 
 @each_engine

@@ -240,7 +240,7 @@ def test_info_that_does_not_fit_its_space_raises(bridge):
     for info_keys in (("name",), ("position",), {"position": spaces.Box(0, 1, (3,))}):
         env = bridge(scripted(2), info_keys=info_keys)
         name = next(iter(info_keys))
-        with pytest.raises(ValueError, match=rf"info\['{name}'\].*get_wrapper_attr"):
+        with pytest.raises(ValueError, match=rf"info\['{name}'\]"):
             sample_and_step(env, env.reset())
 
 
@@ -260,11 +260,6 @@ class NoMode(SyncVectorEnv):
     def __init__(self, makers):
         super().__init__(makers)
         self.metadata = {"render_modes": []}
-
-
-def of_different_spaces():
-    makers = [*scripted(1), *scripted(1, space=spaces.Box(-5, 5, (3,)))]
-    return SyncVectorEnv(makers, autoreset_mode=DISABLED, observation_mode="different")
 
 
 def of_texts():
@@ -288,12 +283,6 @@ def of_texts():
         ),
         pytest.param(CARTPOLE, TypeError, "vector_env", id="single env"),
         pytest.param(of_texts, TypeError, "Text", id="text"),
-        pytest.param(
-            of_different_spaces,
-            ValueError,
-            "observation_space",
-            id="different spaces",
-        ),
     ],
 )
 def test_from_gymnasium_without_a_suitable_vector_env_raises(make_one, error, match):

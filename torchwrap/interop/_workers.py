@@ -115,13 +115,7 @@ class Async(Engine):
         else:
             index = [*results, True].index(True) - 1
             fault = f"could not batch the results of {command} up to env {index} ({error!r})"
-        remedy = NEW_ENV
-        if not self.is_ours:
-            remedy += (
-                ', with torchwrap.make(id, num_envs, vectorization_mode="async"): its workers send '
-                "the infos of info_keys alone"
-            )
-        return refusal(self.name, fault, remedy=remedy)
+        return refusal(self.name, fault, remedy=NEW_ENV)
 
 
 def answer_time(owner: str, worker_timeout: float | None) -> float | None:
