@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Options
-from torchwrap.interop._checks import check_reset, check_tuple
+from torchwrap.interop._simulator import check_reset, check_tuple
 
 NUM_SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger seeds are taken modulo this number."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Path, tensordict
-from torchwrap.interop import _checks
+from torchwrap.interop import _simulator
 from torchwrap.spaces import Signature
 
 
-class FunctionsEnv(_checks.SimulatorEnv):
+class FunctionsEnv(_simulator.SimulatorEnv):
     """An env over functions of a simulator. It checks their results, and has no snapshots."""
 
     reuses_memory = True
@@ -80,8 +80,8 @@ class FunctionsEnv(_checks.SimulatorEnv):
                 raise ValueError(refusal(self._owner, must, describe(observation)))
 
     def _check_numbers(self, result: Any, names: tuple[str, ...]) -> None:
-        """Checks the result of a step, whose last entries are `_checks.STEP`."""
-        _checks.check_tuple(self._owner, "step", names, result, describe)
+        """Checks the result of a step, whose last entries are `_simulator.STEP`."""
+        _simulator.check_tuple(self._owner, "step", names, result, describe)
         *_, reward, terminated, truncated, info = result
         columns = {"reward": reward, "terminated": terminated, "truncated": truncated}
         for name in self.info_spaces:

@@ -20,7 +20,6 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
-from torchwrap.interop._checks import MethodOfEach, PerEnv, SimulatorEnv
 from torchwrap.interop._engines import (
     Ale,
     Arrays,
@@ -31,6 +30,7 @@ from torchwrap.interop._engines import (
     Sync,
     cast_info,
 )
+from torchwrap.interop._simulator import MethodOfEach, PerEnv, SimulatorEnv
 from torchwrap.interop._workers import Async, answer_time
 from torchwrap.spaces import Signature
 

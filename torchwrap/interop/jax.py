@@ -21,7 +21,7 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
-from torchwrap.interop import _checks
+from torchwrap.interop import _simulator
 from torchwrap.interop._functions import FunctionsEnv, describe
 from torchwrap.random import Stream, bits
 from torchwrap.spaces import Signature
@@ -233,7 +233,7 @@ class JaxEnv(FunctionsEnv):
 
     def _run_step(self, state: Any, action: Any) -> tuple[Any, ...]:
         result = self._user_step(state, action)
-        self._check_numbers(result, ("state", *_checks.STEP))
+        self._check_numbers(result, ("state", *_simulator.STEP))
         next_state, observation, *numbers, info = result
         self._check_observation("step", observation, self.num_envs)
         next_state = _strong(next_state)

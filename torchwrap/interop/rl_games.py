@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
-from torchwrap.interop import _checks
+from torchwrap.interop import _trainers
 from torchwrap.statistics import sync_statistics
 
 
@@ -108,9 +108,9 @@ class RlGamesVecEnv(IVecEnv):
     """A torchwrap env, the attribute `env`, as an `IVecEnv`; made by `to_rl_games`."""
 
     def __init__(self, env: Env, seed: int | None) -> None:
-        self.env = _checks.require_env("to_rl_games", env)
+        self.env = _trainers.require_env("to_rl_games", env)
         observations = env.single_observation_space
-        parts: dict[str, Any] = _checks.actor_and_critic(observations)
+        parts: dict[str, Any] = _trainers.actor_and_critic(observations)
         self._keys = list(parts)
         self.observation_space, self.state_space = [*parts.values()] or [observations, None]
         for part in parts.values() or [observations]:
@@ -118,8 +118,8 @@ class RlGamesVecEnv(IVecEnv):
         self.action_space = env.single_action_space
         _check_action(self.action_space)
         self._next_seed = seed
-        self._params = _checks.Params(env)
-        self._metric_keys = _checks.metric_keys(env)
+        self._params = _trainers.Params(env)
+        self._metric_keys = _trainers.metric_keys(env)
         nothing = torch.zeros(0, device=env.device)
         self._absent: dict[str, Tensor] = dict.fromkeys(self._metric_keys, nothing)
 
@@ -139,7 +139,7 @@ class RlGamesVecEnv(IVecEnv):
             "time_outs": time_outs.squeeze(-1),
             "final_observation": self._observations(successor),
         }
-        numbers = _checks.logs(self.env, self._metric_keys, successor)
+        numbers = _trainers.logs(self.env, self._metric_keys, successor)
         if numbers:
             # rl_games needs each name in every step; empty tensors do not change its means.
             infos["episode"] = {**self._absent, **numbers}
@@ -172,7 +172,7 @@ class RlGamesVecEnv(IVecEnv):
         if env_state is not None:
             env_state = dict(env_state)
             self._params.load_state_dict(env_state.pop("params", {}))
-        _checks.load_statistics("to_rl_games", self.env, "env_state", env_state)
+        _trainers.load_statistics("to_rl_games", self.env, "env_state", env_state)
 
     def set_train_info(self, env_frames: int, agent: Any) -> None:
         """Merges the statistics of several ranks. Agents call it at the start of each epoch."""
@@ -202,11 +202,11 @@ def _check_observation(space: Space[Any]) -> None:
 
 
 def _check_action(space: Space[Any]) -> None:
-    _checks.starts_at_zero("to_rl_games", space)
+    _trainers.starts_at_zero("to_rl_games", space)
     if isinstance(space, Discrete):
         return
     is_bounded = isinstance(space, Box) and space.is_bounded()
-    if not is_bounded or not _checks.is_float_box(space, 1):
+    if not is_bounded or not _trainers.is_float_box(space, 1):
         raise ValueError(
             refusal(
                 "to_rl_games",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
-from torchwrap.interop import _checks
+from torchwrap.interop import _trainers
 from torchwrap.policy import PolicyState
 from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
@@ -77,7 +77,7 @@ class RslRlVecEnv(VecEnv):
     """A torchwrap env, the attribute `env`, as a `VecEnv`; made by `to_rsl_rl`."""
 
     def __init__(self, env: Env, cfg: Any, seed: int | None) -> None:
-        self.env = _checks.require_env("to_rsl_rl", env)
+        self.env = _trainers.require_env("to_rsl_rl", env)
         if not isinstance(cfg, dict | None):
             raise TypeError(refusal("to_rsl_rl", "cfg must be a dict", type(cfg).__name__))
         self.cfg = _Config(cfg or {})
@@ -96,7 +96,7 @@ class RslRlVecEnv(VecEnv):
         self.num_envs = env.num_envs
         self.num_actions = actions.shape[0]  # type: ignore[index]
         self.device = env.device
-        self._metric_keys = _checks.metric_keys(env)
+        self._metric_keys = _trainers.metric_keys(env)
         env.reset(seed=seed)
         self._is_first_step = True
 
@@ -130,14 +130,14 @@ class RslRlVecEnv(VecEnv):
     def step(self, actions: Tensor) -> StepResult:
         if self._is_first_step:
             self._is_first_step = False
-            _checks.warn_untrained("to_rsl_rl", self.env)
+            _trainers.warn_untrained("to_rsl_rl", self.env)
         transition, td = self.env.step(actions)
         successor = transition["next"]
         extras: dict[str, Any] = {"final_obs": _groups(successor)}
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]
             extras["time_outs"] = time_outs.squeeze(-1)
-        log = _checks.logs(self.env, self._metric_keys, successor)
+        log = _trainers.logs(self.env, self._metric_keys, successor)
         if log:
             extras["log"] = log
         dones = successor["done"].squeeze(-1).long()
@@ -157,7 +157,7 @@ class _Config(dict[str, Any]):
 
 
 def _check_space(name: str, space: Space[Any], *dims: int) -> None:
-    if not _checks.is_float_box(space, *dims):  # rsl_rl would cast other dtypes silently
+    if not _trainers.is_float_box(space, *dims):  # rsl_rl would cast other dtypes silently
         must = f"{name} must be a float32 Box with a number of dimensions in {dims}"
         raise ValueError(refusal("to_rsl_rl", must, space))
 
@@ -176,7 +176,7 @@ class _WithEnv:
         algorithm = super().construct_algorithm(obs, env, *args)  # type: ignore[misc]
         if isinstance(env, RslRlVecEnv):
             algorithm.env = env.env
-            algorithm.params = _checks.Params(env.env)
+            algorithm.params = _trainers.Params(env.env)
         return algorithm
 
     def train_mode(self: Any) -> None:
@@ -202,7 +202,7 @@ class _WithEnv:
         is_resumed = super().load(loaded_dict, load_cfg, strict)  # type: ignore[misc]
         if self.env is not None and (load_cfg or {}).get("env", True):
             state = loaded_dict.get("env_state_dict")
-            _checks.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
+            _trainers.load_statistics("to_rsl_rl", self.env, "env_state_dict", state, strict)
             if is_resumed:
                 self.params.load_state_dict(loaded_dict.get("env_params", {}))
         if self.rnd and is_resumed:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
-from torchwrap.interop import _checks
+from torchwrap.interop import _simulator, _trainers
 from torchwrap.transforms import NormalizeReward, RewardTransform
 
 
@@ -67,12 +67,12 @@ class SB3VecEnv(VecEnv):
     """A torchwrap env as a `VecEnv`; made by `to_sb3`."""
 
     def __init__(self, env: Env) -> None:
-        self.env = _checks.require_env("to_sb3", env)
-        self._recorders = _checks.recorders("to_sb3", env)[:1]
-        self.params = _checks.Params(env)
+        self.env = _trainers.require_env("to_sb3", env)
+        self._recorders = _trainers.recorders("to_sb3", env)[:1]
+        self.params = _trainers.Params(env)
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         # SB3 itself raises for other spaces that it cannot hold.
-        _checks.starts_at_zero("to_sb3", self.observation_space, self.action_space)
+        _trainers.starts_at_zero("to_sb3", self.observation_space, self.action_space)
         self.metadata = env.metadata
 
     def reset(self) -> VecEnvObs:
@@ -124,13 +124,13 @@ class SB3VecEnv(VecEnv):
         return self.env.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> Any:
-        value = _checks.get_attr(self.env, attr_name)
-        return self._select(_checks.per_env(self.env, value), indices)
+        value = _simulator.get_attr(self.env, attr_name)
+        return self._select(_simulator.per_env(self.env, value), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         rows = set(self._get_indices(indices))
         is_some = len(rows) < self.num_envs
-        if not _checks.is_shared(self.env, attr_name):
+        if not _simulator.is_shared(self.env, attr_name):
             values = self.get_attr(attr_name) if is_some else [None] * self.num_envs
             for row in rows:
                 values[row] = value  # To SB3, a list is one value.
@@ -142,14 +142,14 @@ class SB3VecEnv(VecEnv):
 
     def env_method(
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
-    ) -> list[Any]:
+    ) -> Any:
         if method_name == "compute_reward":
             self._check_goals()
         method = self.env.get_wrapper_attr(method_name)
-        if isinstance(method, _checks.MethodOfEach):
+        if isinstance(method, _simulator.MethodOfEach):
             method.rows = list(self._get_indices(indices))
             return list(method(*args, **kwargs))
-        results = _checks.call(self.env, method_name, *args, **kwargs)
+        results = _simulator.call(self.env, method_name, *args, **kwargs)
         return self._select(results, indices)
 
     def _check_goals(self) -> None:
@@ -169,7 +169,7 @@ class SB3VecEnv(VecEnv):
         records = wrapper_class is Monitor and bool(self._recorders)
         return self._select([records] * self.num_envs, indices)
 
-    def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> list[Any]:
+    def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> Any:
         return [values[i] for i in self._get_indices(indices)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
-from torchwrap.interop import _checks
+from torchwrap.interop import _trainers
 from torchwrap.statistics import sync_statistics
 
 
@@ -179,18 +179,18 @@ class SkrlEnv(Wrapper):
     """A torchwrap env as an skrl env; made by `to_skrl`."""
 
     def __init__(self, env: Env) -> None:
-        super().__init__(_checks.require_env("to_skrl", env))
+        super().__init__(_trainers.require_env("to_skrl", env))
         observations = env.single_observation_space
-        parts = _checks.actor_and_critic(observations)
+        parts = _trainers.actor_and_critic(observations)
         self._keys = list(parts)
         self._spaces = list(parts.values()) or [observations]
         for space in self._spaces:
             for _, leaf in spaces.leaves(space):
                 _check_space("observations", leaf)
         _check_space("actions", env.single_action_space)
-        _checks.starts_at_zero("to_skrl", env.single_action_space)
-        self._metric_keys = _checks.metric_keys(env)
-        self._params = _checks.Params(env)
+        _trainers.starts_at_zero("to_skrl", env.single_action_space)
+        self._metric_keys = _trainers.metric_keys(env)
+        self._params = _trainers.Params(env)
         # By name in an agent's `checkpoint_modules`.
         self.checkpoint_modules = {"env": self, "env_params": self._params}
         # The initial observation and state of a single env whose episode ended.
@@ -205,7 +205,7 @@ class SkrlEnv(Wrapper):
             if self._env.np_random_seed is None:
                 seed = self._first_seed()
             else:
-                _checks.warn_untrained("to_skrl", self._env)
+                _trainers.warn_untrained("to_skrl", self._env)
             self._params.resume()
             root = self._flat(self._env.reset(seed=seed))
         return self._observation(root), {}
@@ -231,7 +231,7 @@ class SkrlEnv(Wrapper):
         infos = _Infos(successor.get("info", {}).items())
         infos.env = self
         infos |= zip(names, final, strict=False)
-        numbers = _checks.logs(self._env, self._metric_keys, successor)
+        numbers = _trainers.logs(self._env, self._metric_keys, successor)
         if numbers:
             infos["episode"] = {name: value.mean() for name, value in numbers.items()}
         if self.num_envs == 1:

@@ -16,7 +16,7 @@ from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, is_host_readable, tensordict
 from torchwrap.env import Options
-from torchwrap.interop import _checks
+from torchwrap.interop import _simulator
 from torchwrap.interop._functions import FunctionsEnv
 from torchwrap.spaces import Signature
 
@@ -154,13 +154,13 @@ class TensorEnv(FunctionsEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         if self.final_key is not None and is_host_readable(self.already_reset):
-            _checks.check_reset(self._label, self.already_reset.numpy())
+            _simulator.check_reset(self._label, self.already_reset.numpy())
         self.already_reset.zero_()
         given: Any = spaces.to_device(action, self._simulator_device)
         if isinstance(given, TensorDict):
             given = given.to_dict()
         result = self.functions["step"](given)
-        self._check_numbers(result, _checks.STEP)
+        self._check_numbers(result, _simulator.STEP)
         observation, *numbers, info = result
         self.last_info = info
         self._check_observation("step", observation, self.num_envs)

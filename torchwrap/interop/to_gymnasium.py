@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
-from torchwrap.interop import _checks
+from torchwrap.interop import _simulator, _trainers
 from torchwrap.interop._engines import Info, Mask, autoreset_mode_of
 
 Result = tuple[Any, NDArray[np.float64], Mask, Mask, Info]
@@ -53,7 +53,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """A torchwrap env as a Gymnasium vector env; made by `to_gymnasium`."""
 
     def __init__(self, env: Env, autoreset_mode: AutoresetMode | str) -> None:
-        self.env = _checks.require_env("to_gymnasium", env)
+        self.env = _trainers.require_env("to_gymnasium", env)
         mode = autoreset_mode_of(autoreset_mode)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             must = "autoreset_mode must be SAME_STEP or DISABLED"
@@ -69,7 +69,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.action_space = env.action_space
         self.max_episode_steps = env.signature.max_episode_steps  # without a spec, too
         self._same_step = mode is AutoresetMode.SAME_STEP
-        self._recorders = _checks.recorders("to_gymnasium", env)
+        self._recorders = _trainers.recorders("to_gymnasium", env)
         self._start_times = np.full(self.num_envs, time.perf_counter())
         self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, in DISABLED
 
@@ -178,7 +178,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        return _checks.call(self.env, name, *args, **kwargs)
+        return _simulator.call(self.env, name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         return self.call(name)

@@ -18,7 +18,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
-from torchwrap.interop import _checks
+from torchwrap.interop import _trainers
 from torchwrap.wrappers import RecordVideo
 from torchwrap.wrappers.wrapper import layers
 
@@ -54,7 +54,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     >>> data["next", "observation"][0].flatten(), data["observation"][0].flatten()
     (tensor([1., 2., 1.]), tensor([0., 1., 0.]))
     """
-    return TorchRLEnvBase(_checks.require_env("to_torchrl", env))
+    return TorchRLEnvBase(_trainers.require_env("to_torchrl", env))
 
 
 class TorchRLEnvBase(EnvBase):
