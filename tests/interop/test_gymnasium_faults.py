@@ -305,7 +305,6 @@ def stacked_by_key(final):
 @pytest.mark.parametrize(
     "space, change",
     [
-        pytest.param(BOX, lambda final: {"final_obs": list(final)}, id="list"),
         pytest.param(BOX, lambda final: {"final_obs": np.stack(final)}, id="batch"),
         pytest.param(spaces.Dict(x=BOX), stacked_by_key, id="batch of a Dict"),
     ],
@@ -319,7 +318,6 @@ def test_final_observations_of_any_form_are_the_successors(space, change):
     "change",
     [
         pytest.param(lambda final: {}, id="none"),
-        pytest.param(lambda final: {"final_obs": [None, None]}, id="None"),
         pytest.param(lambda final: {"final_obs": final[:1]}, id="one"),
     ],
 )
@@ -387,27 +385,6 @@ def test_late_info_that_is_no_dict_names_env_and_cause(bridge, is_own, info):
     with pytest.raises(RuntimeError, match=f"env 1 .*{cause}.*new env"):
         play(env, 4)
     close(env)
-
-
-MIXED = {  # by an even and an odd number
-    "integer and float": ([1, 0.75], [1, 0.75]),
-    "bool and integer": ([True, 3], [1, 3]),
-    "list and array": ([[2.0], np.ones(1)], [2, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize(("entries", "expected"), MIXED.values(), ids=MIXED)
-def test_entries_of_several_types_are_numbers_of_the_space(kind, entries, expected):
-    kwargs = {
-        "vectorization_mode": kind,
-        "info_keys": {"entry": spaces.Box(-9, 9, (1,))},
-        "make_entry": lambda number: entries[number % 2],
-    }
-    with tw.make("TorchwrapTest/Entries-v0", 8, **kwargs) as env:
-        env.reset(seed=0)
-        transition, _ = env.step(env.sample_action())
-    assert set(transition["next", "info", "entry"].flatten().tolist()) == set(expected)
 
 
 CHANGED = {

@@ -226,11 +226,10 @@ def test_elapsed_steps_move_the_limit():
 
 def test_info_keys_are_columns_of_numbers():
     env = make(4, info_keys=["steps", "is_far"])
-    td = env.reset(seed=0)
+    env.reset(seed=0)
     for _ in range(6):
         elapsed = env.elapsed_steps
-        transition, td = env.step(td.set("action", env.sample_action()))
-        successor = transition["next"]
+        successor = env.step(env.sample_action())[0]["next"]
         steps = successor["info", "steps"]
         assert steps.dtype == torch.float32
         assert (steps == 1.0 + elapsed.unsqueeze(-1)).all()

@@ -30,7 +30,6 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecCheckNan,
-    VecMonitor,
     VecNormalize,
     sync_envs_normalization,
 )
@@ -479,26 +478,18 @@ def test_seeds_and_options_are_for_one_reset_even_if_it_is_refused():
     assert (venv.reset() < 0.03).any()
 
 
-def test_infos_are_scalars_that_monitor_writes_as_those_of_sb3s_envs(
-    tmp_path,
-):
+def test_infos_of_finished_envs_are_scalars_as_those_of_sb3s_envs():
     makers = [lambda: Balanced(gymnasium.make("CartPole-v1", max_episode_steps=12))] * 3
     vector_env = SyncVectorEnv(makers, autoreset_mode=DISABLED)
-    ours = to_sb3(tw.from_gymnasium(vector_env, info_keys=["is_success"]))
-
-    def written(venv, name):
-        venv = VecMonitor(venv, str(tmp_path / name), info_keywords=("is_success",))
+    successes = []
+    for venv in (
+        to_sb3(tw.from_gymnasium(vector_env, info_keys=["is_success"])),
+        DummyVecEnv(makers),
+    ):
         infos = infos_of_sixty_steps(venv)
-        venv.close()
-        successes = [info["is_success"] for info in infos if "episode" in info]
-        rows = (tmp_path / f"{name}.monitor.csv").read_text().splitlines()[2:]
-        columns = [row.split(",") for row in rows]
-        return successes, [[r, length, *others] for r, length, _, *others in columns]
-
-    successes, rows = written(ours, "ours")
-    assert (successes, rows) == written(DummyVecEnv(makers), "theirs")
-    assert set(successes) == {0.0, 1.0}
-    assert not any(map(np.ndim, successes))
+        successes.append([info["is_success"] for info in infos if "terminal_observation" in info])
+    assert successes[0] == successes[1] and set(successes[0]) == {0.0, 1.0}
+    assert not any(map(np.ndim, successes[0]))
 
 
 # Hindsight experience replay.
@@ -594,18 +585,6 @@ def test_evaluate_policy_counts_raw_rewards_as_under_monitor():
     transforms = T.RecordEpisodeStatistics(), T.ClipReward(-0.5, 0.5)
     env = ScriptedEnv(2, (1,), (2, 3))
     assert evaluated(tw.TransformedEnv(env, *transforms)) == expected
-
-
-def test_sac_stores_terminal_observations():
-    env = ScriptedEnv(2, (1,), (2, 3), ending="truncated")
-    env = tw.TransformedEnv(env, T.NormalizeReward())  # a VecNormalize to SB3
-    settings = {"learning_starts": 10**6, "buffer_size": 100, "device": "cpu"}
-    buffer = SAC("MlpPolicy", to_sb3(env), **settings).learn(8).replay_buffer
-    # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
-    dones = [[0, 0], [1, 0], [0, 1], [0, 0]]
-    following = [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
-    assert buffer.next_observations[:4, :, 0].tolist() == following
-    assert buffer.dones[:4].tolist() == buffer.timeouts[:4].tolist() == dones
 
 
 @pytest.mark.parametrize(("ending", "factor"), [("truncated", 0.9), ("both", 0)])
