@@ -268,13 +268,9 @@ GOOD = {"mean": np.zeros(3), "var": torch.ones(3), "count": 7.0001}
 UNFIT = {
     "shape": ("mean", np.zeros(2), ValueError),
     "NaN": ("mean", [0, np.nan, 0], ValueError),
-    "overflow": ("mean", [0, 1e300, 0], ValueError),
     "negative": ("var", [1, 1, -1e-9], ValueError),
-    "infinite": ("var", [1, 1, np.inf], ValueError),
     "below 1": ("count", 1e-4, ValueError),
-    "zero in a row": ("count", [5, 5, 0], ValueError),
     "string": ("var", "ones", TypeError),
-    "None": ("count", None, TypeError),
 }
 
 

@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
 from gymnasium.wrappers import vector as vector_wrappers
 from single_envs import (
-    BOX,
     DISABLED,
     LENGTHS,
     NEVER,
@@ -282,27 +281,6 @@ def test_export_is_made_by_make_vec_from_a_vector_entry_point():
         assert "TorchwrapTest/Exported-v0" in repr(envs)
     finally:
         del gymnasium.registry["TorchwrapTest/Exported-v0"]
-
-
-WRAPPERS = {
-    "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
-    "NormalizeReward": vector_wrappers.NormalizeReward,
-    "RescaleAction": lambda envs: vector_wrappers.RescaleAction(envs, -3, 3),
-    "DictInfoToList": vector_wrappers.DictInfoToList,
-}
-
-
-def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export):
-    makers = [functools.partial(Informed, BOX, lengths) for lengths in LENGTHS["staggered"]]
-    for name, wrap in WRAPPERS.items():
-        envs, oracle = (wrap(each) for each in export(makers, SAME_STEP, info_keys=INFO_SPACES))
-        envs.reset(seed=1), oracle.reset(seed=1)
-        for _ in range(20):
-            action = envs.action_space.sample()
-            results = [each.step(action) for each in (envs, oracle)]
-            if name != "DictInfoToList":  # there, infos are a list
-                results = [without_times(result) for result in results]
-            assert_equivalent(*results, name)
 
 
 # Attributes and methods.
