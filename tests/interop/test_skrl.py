@@ -274,6 +274,10 @@ def test_states_of_finished_episodes_are_in_infos_and_with_true_successors_in_th
     assert (final != env.state()).any()
     assert torch.equal(seen["next_states"], final)
     assert torch.equal(seen["states"], env.state())  # initial ones of two episodes
+    # A state that diverged is replaced where the episode terminated.
+    diverged = {"infos": {**seen["infos"], "final_states": final * torch.nan}}
+    agent.record_transition(**{**seen, **diverged, "terminated": seen["truncated"]})
+    assert torch.equal(seen["next_states"], seen["states"])
 
 
 def test_states_of_a_single_env_are_of_the_observation_that_goes_with_them():
