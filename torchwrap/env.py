@@ -793,3 +793,16 @@ class Env(BatchedModule):
             if got != needed:
                 raise ValueError(refusal(owner, f"{key} must be {needed}", got))
         return given
+
+
+@torch.no_grad()
+def take(env: Env, action: Value) -> tuple[TensorDict, TensorDict]:
+    """As `env.step(action)`, with the successor in place of the transition, for trainers' adapters.
+
+    The policy has no state.
+    """
+    env._check_ready("step()")
+    signature = env.signature
+    space = signature.single_action_space
+    spaces.check(env._label, "an action", space, action, signature.num_envs, signature.device)
+    return env._drive("step()", env._compiled or env._step_and_reset, action, {})

@@ -187,8 +187,7 @@ def make(
 
 def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
     if ":" in spec.id:
-        remedy = "Import the module first, if you trust it, and leave it out"
-        raise ValueError(refusal("make", "the id of a spec must name no module", spec.id, remedy))
+        raise ValueError(refusal("make", "the id of a spec must name no module", spec.id))
     kinds = (Wrapper, Transform)
     layers = [specs.rebuild(layer, kinds) for layer in spec.additional_wrappers]
     limit = -1 if spec.max_episode_steps is None else spec.max_episode_steps

@@ -134,8 +134,7 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, _TENSOR_SPACES):
         must = "space must be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
-        remedy = "Leave entries of a Dict out with make(id, wrappers=[...]) and FilterObservation"
-        raise TypeError(refusal("torchwrap.spaces", must, str(space), remedy))
+        raise TypeError(refusal("torchwrap.spaces", must, str(space)))
     if space.dtype.str not in TORCH_DTYPES:
         must = f"space must have a dtype that PyTorch computes with, not {space.dtype}"
         remedy = "Convert it with make(id, wrappers=[...]) and Gymnasium's DtypeObservation"

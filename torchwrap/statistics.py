@@ -334,8 +334,7 @@ def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
             dist.all_gather_object(processes, (shared, sums), group)
     except RuntimeError as error:
         fault = f"the collective failed on rank {rank}: {error}"
-        remedy = f"All {number} processes must call it, and none may end before"
-        raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy)) from error
+        raise RuntimeError(refusal("sync_statistics", fault)) from error
     if any(others != shared for others, _ in processes):
         must = f"statistics must have the same names, shapes and loaded values on {number} ranks"
         got = f"others than on rank {rank}"

@@ -83,8 +83,6 @@ class ScriptedEnv(Env):
         lengths = episode_lengths if isinstance(episode_lengths, Sequence) else [episode_lengths]
         if episode_lengths is None:
             lengths = [2**63 - 1]
-        for length in lengths:
-            validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
         validation.choice("ScriptedEnv", "ending", ending, *_ENDINGS, "in turn")
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
@@ -225,15 +223,13 @@ def check_env(make: MakeEnv | Env) -> None:
     if isinstance(make, Env):
         if make.spec is None:
             must = "make must be a function or an env with a spec"
-            remedy = "Pass a function that makes n envs, `lambda n: ...`"
-            raise TypeError(refusal("check_env", must, make, remedy))
+            raise TypeError(refusal("check_env", must, make))
         make = functools.partial(registration.make, make.spec)
     is_other_class = isinstance(make, type) and not issubclass(make, Env)
     is_function = callable(make) and bool(inspect.signature(make).parameters)
     if is_other_class or not is_function:
         must = "make must be a torchwrap env, or a function of the number of envs"
-        remedy = "For a FuncEnv, pass `lambda n: FunctionalEnv(func_env, n)`"
-        raise TypeError(refusal("check_env", must, repr(make), remedy))
+        raise TypeError(refusal("check_env", must, repr(make)))
     _run_checks(_ENV_CHECKS, make)
 
 

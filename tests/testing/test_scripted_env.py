@@ -61,8 +61,6 @@ def test_scripted_env_takes_lengths_and_endings_in_turn(index):
 
 
 WRONG = [
-    (ValueError, "episode_lengths", 0),
-    (TypeError, "episode_lengths", "3"),
     (ValueError, "device", "nope"),
     (ValueError, "ending", "never"),
 ]

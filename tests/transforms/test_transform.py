@@ -148,17 +148,6 @@ def test_standalone_call_of_a_stateful_transform_raises(name, td):
             called(td)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [T.FlattenObservation, T.NormalizeObservation, T.ClipAction, lambda: T.RescaleAction(-1, 1)],
-    ids=["flatten", "normalize", "clip", "rescale"],
-)
-def test_standalone_call_without_an_env_that_gives_the_spaces_raises(make, td):
-    transform = make()
-    with pytest.raises(RuntimeError, match=type(transform).__name__):
-        transform(td)
-
-
 # State that an author declares
 
 

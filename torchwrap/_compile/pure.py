@@ -50,7 +50,6 @@ def _return_writes(graph: GraphModule) -> list[int]:
     for node in graph.graph.find_nodes(op="call_function", target=copy):
         target, value = node.args
         written.append(inputs.index(target))
-        node.replace_all_uses_with(value)
         values.append(value)
         graph.graph.erase_node(node)
     output = graph.graph.output_node()
@@ -84,7 +83,7 @@ class PureEnv:
             raise TypeError(refusal("pure", "env must be an Env", type(env).__name__))
         if env.host_stepped or not env.can_snapshot:
             must = f"env must not be {env!r}, because a simulator outside of PyTorch steps it"
-            raise ValueError(refusal("pure", must, remedy="Port it to a FunctionalEnv"))
+            raise ValueError(refusal("pure", must))
         self.env = env
         self.signature = env.signature
         inputs = Inputs(lambda: [env])

@@ -27,9 +27,7 @@ _CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 def require_env(owner: str, value: Any) -> Env:
     """Returns `value` if it is an env without the state of a policy."""
     if not isinstance(value, Env):
-        remedy = "Make one with torchwrap.make or torchwrap.from_gymnasium"
-        must = "env must be a torchwrap.Env"
-        raise TypeError(refusal(owner, must, type(value).__name__, remedy))
+        raise TypeError(refusal(owner, "env must be a torchwrap.Env", type(value).__name__))
     if value.signature.policy_state:
         must = "env must have no PolicyState, because trainers carry the state of policies"
         raise ValueError(refusal(owner, must, repr(value)))

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core.errors import refusal
-from torchwrap.env import Env
+from torchwrap.env import Env, take
 from torchwrap.interop import _trainers
 from torchwrap.statistics import sync_statistics
 
@@ -132,8 +132,7 @@ class RlGamesVecEnv(IVecEnv):
     def step(self, actions: Tensor) -> StepResult:
         # rl_games' player passes the action of a single env without its dimension.
         batch_shape = (self.env.num_envs, *(self.action_space.shape or ()))
-        transition, td = self.env.step(actions.reshape(batch_shape))
-        successor = transition["next"]
+        successor, td = take(self.env, actions.reshape(batch_shape))
         time_outs = successor["truncated"] & ~successor["terminated"]
         infos = {
             "time_outs": time_outs.squeeze(-1),

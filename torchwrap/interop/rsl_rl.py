@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap._core.errors import refusal
-from torchwrap.env import Env
+from torchwrap.env import Env, take
 from torchwrap.interop import _trainers
 from torchwrap.policy import PolicyState
 from torchwrap.statistics import sync_statistics
@@ -131,8 +131,7 @@ class RslRlVecEnv(VecEnv):
         if self._is_first_step:
             self._is_first_step = False
             _trainers.warn_untrained("to_rsl_rl", self.env)
-        transition, td = self.env.step(actions)
-        successor = transition["next"]
+        successor, td = take(self.env, actions)
         extras: dict[str, Any] = {"final_obs": _groups(successor)}
         if not self.cfg.get("is_finite_horizon"):
             time_outs = successor["truncated"] & ~successor["terminated"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
-from torchwrap.env import Env
+from torchwrap.env import Env, take
 from torchwrap.interop import _simulator, _trainers
 from torchwrap.transforms import NormalizeReward, RewardTransform
 
@@ -89,8 +89,7 @@ class SB3VecEnv(VecEnv):
         self._action = spaces.from_numpy(self.action_space, actions, self.env.device)
 
     def step_wait(self) -> VecEnvStepReturn:
-        transition, td = self.env.step(self._action)
-        successor = transition["next"]
+        successor, td = take(self.env, self._action)
         # SB3 adds the values of final observations to the reward, in place.
         rewards = _arrays(successor["reward"]).reshape(-1)
         dones = _arrays(successor["done"]).reshape(-1)

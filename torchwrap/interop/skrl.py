@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
-from torchwrap.env import Env
+from torchwrap.env import Env, take
 from torchwrap.interop import _trainers
 from torchwrap.statistics import sync_statistics
 
@@ -222,8 +222,7 @@ class SkrlEnv(Wrapper):
     def step(self, actions: Tensor) -> StepResult:
         space = self.action_space
         actions = actions.reshape(-1, *(space.shape or ()))
-        transition, td = self._env.step(actions.to(spaces.dtype(space)))
-        successor = transition["next"]
+        successor, td = take(self._env, actions.to(spaces.dtype(space)))
         done = successor["done"]
         root = self._flat(td)
         final = self._flat(successor)

@@ -140,8 +140,7 @@ class TensorEnv(FunctionsEnv):
     ) -> int | None:
         if seed is not None and self.functions["seed"] is None:
             must = "seed must be None, because from_functions got no function for it"
-            remedy = "Seed the simulator where it is made, or pass a function as seed"
-            raise ValueError(refusal(f"{self._label}.reset", must, seed, remedy))
+            raise ValueError(refusal(f"{self._label}.reset", must, seed))
         return super()._choose_seed(seed, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:

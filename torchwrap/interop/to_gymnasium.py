@@ -57,8 +57,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         mode = autoreset_mode_of(autoreset_mode)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             must = "autoreset_mode must be SAME_STEP or DISABLED"
-            remedy = "In other modes, the step after the end of an episode is no transition"
-            raise ValueError(refusal("to_gymnasium", must, f"{autoreset_mode!r}", remedy))
+            raise ValueError(refusal("to_gymnasium", must, f"{autoreset_mode!r}"))
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec = env.spec
         self.render_mode = env.render_mode

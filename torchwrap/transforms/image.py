@@ -116,8 +116,7 @@ class ResizeObservation(ObservationTransform):
         new_height, new_width = self.shape
         if new_height > height or new_width > width:
             must = f"shape must be at most {(height, width)}, because images can only shrink"
-            remedy = "An image is (height, width) or (height, width, channels)"
-            raise ValueError(refusal("ResizeObservation", must, self.shape, remedy))
+            raise ValueError(refusal("ResizeObservation", must, self.shape))
         self.row = -2 - len(channels)
         self.column = -1 - len(channels)
         self.block: tuple[int, int] | None = None  # pixels per new pixel, if both are integers

@@ -114,19 +114,16 @@ class Transform(_WithoutEnv):
         return td
 
     def forward(self, td: TensorDict) -> TensorDict:
-        """Transforms a TensorDict of any batch size outside an env. For stateless transforms."""
+        """Transforms a TensorDict of any batch size outside an env. For stateless transforms.
+
+        One that learns spaces in `setup` belongs into a `TransformedEnv` first.
+        """
         key = self._standalone
         if not key:
             fault = "it is stateful and cannot be called standalone"
             raise TypeError(refusal(repr(self), fault, remedy="Put it in a TransformedEnv"))
         copy = td[key].clone()  # because the hook may write to it
-        try:
-            value = getattr(self, key)(copy)
-        except AttributeError as error:
-            fault = f"it learns the spaces from an env ({error})"
-            remedy = "Put it in a TransformedEnv before a standalone call"
-            raise RuntimeError(refusal(repr(self), fault, remedy=remedy)) from error
-        return td.copy().set(key, value)
+        return td.copy().set(key, getattr(self, key)(copy))
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""

@@ -56,14 +56,7 @@ class Wrapper(Env):
     def _check_env(self, env: object) -> None:
         name = type(self).__name__
         if not isinstance(env, Env):
-            raise TypeError(
-                refusal(
-                    name,
-                    "env must be an Env",
-                    type(env).__name__,
-                    "Make one with torchwrap.make or torchwrap.from_gymnasium",
-                )
-            )
+            raise TypeError(refusal(name, "env must be a torchwrap.Env", type(env).__name__))
         if env.is_compiled:
             raise ValueError(refusal(name, "env must not be compiled", env, "Compile it last"))
 
