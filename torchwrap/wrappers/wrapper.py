@@ -58,7 +58,7 @@ class Wrapper(Env):
         if not isinstance(env, Env):
             raise TypeError(refusal(name, "env must be a torchwrap.Env", type(env).__name__))
         if env.is_compiled:
-            raise ValueError(refusal(name, "env must not be compiled", env, "Compile it last"))
+            raise ValueError(refusal(name, "env must not be compiled", env))
 
     def _step(self, action: Value) -> TensorDict:
         return self.env._run("_step", action)
