@@ -237,6 +237,7 @@ class Tenths(ScriptedEnv):
         return super()._step(action).update({"reward": torch.full((self.num_envs, 1), 0.1)})
 
 
+@pytest.mark.full
 def test_return_of_a_long_episode_is_the_sum_in_float64():
     found = tw.evaluate(
         Tenths(1, (1,), episode_lengths=1500),

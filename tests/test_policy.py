@@ -63,7 +63,9 @@ def by_hand(policy, num_steps, first_index):
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)], ids=["eager", "compiled"]
+)
 @torch.no_grad()
 def test_chunks_equal_a_python_loop_over_single_envs(is_compiled):
     env = tw.TransformedEnv(
@@ -239,7 +241,9 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)], ids=["eager", "compiled"]
+)
 def test_state_travels_without_being_kept(is_compiled):
     env = make()
     other = make()

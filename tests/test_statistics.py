@@ -57,7 +57,11 @@ def count_and_sync(rank, group, kind):
 
 @pytest.mark.parametrize(
     ("size", "kind"),
-    [pytest.param(1, "numbers", marks=pytest.mark.full), (4, "integers"), (4, "holes")],
+    [
+        pytest.param(1, "numbers", marks=pytest.mark.full),
+        (4, "integers"),
+        pytest.param(4, "holes", marks=pytest.mark.full),
+    ],
 )
 def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     results = processes.run(size, count_and_sync, kind)

@@ -675,13 +675,8 @@ class Env(BatchedModule):
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
-            raise RuntimeError(
-                refusal(
-                    self._label,
-                    "cannot snapshot or restore the state of a simulator outside of PyTorch",
-                    remedy="state_dict() saves what transforms have learned",
-                )
-            )
+            fault = "cannot snapshot or restore the state of a simulator outside of PyTorch"
+            raise RuntimeError(refusal(self._label, fault))
 
     def _check_reset_input(
         self, seed: int | None, mask: Tensor | None, options: Options | None

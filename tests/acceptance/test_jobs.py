@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
-import re
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from tensorboard.backend.event_processing.event_accumulator import (
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.testing import ScriptedEnv
 
 
 class Drift(FuncEnv):
@@ -108,14 +105,6 @@ def test_start_from_given_states(stacked):
     assert count.tolist() == [4 + 2 + 3 * 4 + 2]  # each observation once
 
 
-def test_reset_options_through_to_gymnasium():
-    envs = tw.to_gymnasium(tw.make("Drift-v0", 4), autoreset_mode="Disabled")
-    before, _ = envs.reset(seed=0)
-    state = {"x": np.full((4, 1), 1.5, np.float32)}
-    after, _ = envs.reset(options={"reset_mask": HALF.numpy(), "state": state})
-    assert after.ravel().tolist() == [1.5, 1.5, *before[2:].ravel()]
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_reset_options_of_rows_reach_gymnasium(mode):
     with tw.make("CartPole-v1", 2, backend="gymnasium", vectorization_mode=mode) as env:
@@ -128,6 +117,7 @@ def test_reset_options_of_rows_reach_gymnasium(mode):
 
 
 # 1 line, `python examples/ppo.py --env-id own:Own-v0 --metrics is_success max`; SB3: 1.
+@pytest.mark.full
 def test_ppo_of_an_own_env(tmp_path, monkeypatch):
     code = """
         import torchwrap, test_jobs
@@ -151,18 +141,3 @@ def test_ppo_of_an_own_env(tmp_path, monkeypatch):
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("charts/is_success")
     assert [event.step for event in events] == [64, 128]
     assert all(0 <= event.value <= 1 for event in events)
-
-
-# 1 line, `logging.basicConfig(level=logging.INFO)`; PyTorch: 1, TORCH_LOGS="inductor".
-def test_progress_of_compilation(caplog):
-    env = tw.TransformedEnv(ScriptedEnv(2), T.ClipObservation(-1, 1))
-    with caplog.at_level(logging.INFO, "torchwrap"):
-        tw.compile(env, backend="eager").eval().reset(seed=0)
-        env.step(env.sample_action())  # in another mode, by another graph
-    messages = [record.getMessage() for record in caplog.records if record.name == "torchwrap"]
-    assert len(messages) == 4
-    assert re.fullmatch(
-        r"compiling the step_and_reset of <ClipObservation.*<ScriptedEnv.*>>",
-        messages[0],
-    )
-    assert re.fullmatch(r"compiled the step_and_reset in \d+\.\d s", messages[1])

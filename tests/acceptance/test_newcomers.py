@@ -180,11 +180,6 @@ def a_function_without_its_space(env):
     return tw.TransformedEnv(env, halve)
 
 
-def reset_mask(env):
-    env = tw.make("CartPole-v1", 2, backend="gymnasium")
-    return env.reset(options={"reset_mask": [True, False]})
-
-
 def metrics_of_a_missing_info(env):
     statistics = T.RecordEpisodeStatistics(metrics={"wins": "max"})
     return tw.rollout(tw.TransformedEnv(env, statistics), None, 1)
@@ -199,7 +194,6 @@ def metrics_of_a_missing_info(env):
         (setup_without_return, "setup"),
         (hook_without_return, "reward"),
         (a_function_without_its_space, "observation"),
-        (reset_mask, "mask="),
         (metrics_of_a_missing_info, "wins"),
     ],
 )

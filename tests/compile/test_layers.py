@@ -123,6 +123,7 @@ def test_options_reach_a_reset_overridden_in_the_middle():
     assert (env.reset()["observation"] == 1).all()
 
 
+@pytest.mark.full
 def test_is_compiled_of_a_host_stepped_env_is_true_above_the_innermost_transforms():
     env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
     compiled(env)
@@ -139,6 +140,7 @@ def normalized():
     )
 
 
+@pytest.mark.full
 @each_copy
 def test_copy_of_a_compiled_env_continues_eagerly(graphs, replicate):
     env = tw.compile(normalized(), backend="counting")

@@ -263,6 +263,7 @@ def test_lazily_negated_buffer_is_refused():
         tw.compile(tw.TransformedEnv(ScriptedEnv(NUM_ENVS), Lazy()))
 
 
+@pytest.mark.full
 def test_collector_of_one_env_matches_eager(tolerance):
     """The only row of a tensor has any stride."""
 

@@ -49,6 +49,7 @@ def test_collector_compiled_in_mid_episode_goes_on_as_in_eager_mode():
     assert_same(buffers(env), buffers(eager), AOT)
 
 
+@pytest.mark.full
 def test_snapshots_pass_between_eager_and_compiled_bit_for_bit(traced):
     env = traced("stack", "Compose of two")
     eager = small()
@@ -121,6 +122,7 @@ def test_outputs_of_the_smallest_inductor_graphs_stay_unchanged():
     held.assert_unchanged()
 
 
+@pytest.mark.full
 def test_data_of_a_collector_belong_to_the_caller():
     make = functools.partial(stack, "FrameStackObservation")
     collect, eager = (tw.Collector(make(), None, 5) for _ in range(2))

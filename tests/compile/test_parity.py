@@ -78,6 +78,7 @@ def test_cartpole_through_inductor_matches_eager(inductor_cartpole):
 # Graphs.
 
 
+@pytest.mark.full
 def test_each_mode_takes_one_graph_for_steps_resets_and_states(graphs):
     env = tw.compile(stack("Compose of two"), backend="counting")
     eager = stack("Compose of two")

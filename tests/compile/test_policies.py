@@ -70,6 +70,7 @@ class ReturnsCalls(CountsCalls):
         return td.set("calls", self.calls.expand(NUM_ENVS))
 
 
+@pytest.mark.full
 def test_buffers_of_a_policy_are_written_by_calls_and_not_by_compile():
     policy = CountsCalls()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
@@ -86,6 +87,7 @@ def normal(td):
     return td.update({"action": action, "log_prob": distribution.log_prob(action).sum(-1)})
 
 
+@pytest.mark.full
 def test_normal_policy_samples_at_each_step_and_keeps_its_log_prob():
     generator = torch.get_rng_state()
     collect = tw.compile(tw.Collector(ScriptedEnv(500), normal, 5), backend="aot_eager")

@@ -102,6 +102,7 @@ def test_env_agrees_bit_for_bit(name):
     assert assert_agrees(ENVS[name])["done"].any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 7, 2**40, 2**64 - 1])
 def test_init_is_a_seeded_reset(seed):
     env = stack(FAST)
@@ -138,6 +139,7 @@ def test_compiled_env_is_taken_as_the_eager_one():
     assert_same(root, env.reset(seed=0))
 
 
+@pytest.mark.full
 def test_eval_env_takes_the_state_of_the_training_one():
     env, training = normalizing()
     frozen = tw.pure(env.eval())
@@ -159,6 +161,7 @@ def compiled(function, backend="aot_eager"):
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=AT_RELEASES)])
 def test_compiled_step_agrees(backend):
     tolerance = INDUCTOR if backend == "inductor" else AOT
@@ -221,6 +224,7 @@ def test_what_happens_to_the_env_changes_no_result(disturb):
         assert_same(value, other)
 
 
+@pytest.mark.full
 def test_first_state_is_not_the_memory_of_the_env():
     env = stack("NormalizeReward")
     state, _ = tw.pure(env).init(0)

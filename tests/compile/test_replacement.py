@@ -174,6 +174,7 @@ def test_parameter_of_a_module_out_of_sight_is_refused_by_name(hold):
 NETWORK = Network()
 
 
+@pytest.mark.full
 def test_variables_of_a_function_can_be_rebound():
     network = Network()
 
@@ -189,6 +190,7 @@ def test_variables_of_a_function_can_be_rebound():
 # Modes and policies.
 
 
+@pytest.mark.full
 def test_train_and_eval_are_followed():
     agent = Agent()
     collect, _ = collectors(agent.act)
@@ -230,6 +232,7 @@ def with_other_keys(network):
     return policy
 
 
+@pytest.mark.full
 def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
     pair = collectors(None)
     collect_both(pair)
@@ -263,6 +266,7 @@ REPLACED_POLICIES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", mostly_full(REPLACED_POLICIES, "methods"))
 def test_another_policy_with_the_same_modules_is_followed(name):
     first, second = REPLACED_POLICIES[name](Actor())
@@ -275,6 +279,7 @@ def test_another_policy_with_the_same_modules_is_followed(name):
     assert_followed(pair, replace)
 
 
+@pytest.mark.full
 def test_policies_that_take_turns_are_compiled_once_each(graphs):
     actor = Actor()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), actor.act, 3), backend="counting")

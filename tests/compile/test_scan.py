@@ -174,6 +174,7 @@ def test_rollout_is_the_loop_over_steps(run):
     assert_same(state["buffers"].exclude(*SAMPLING), env.snapshot()["buffers"].exclude(*SAMPLING))
 
 
+@pytest.mark.full
 def test_rollouts_of_seeds_are_single_rollouts():
     pure = tw.pure(ScriptedEnv(5))
     actions = torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0))

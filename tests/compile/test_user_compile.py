@@ -89,6 +89,7 @@ def stacked():
     return tw.TransformedEnv(ScriptedEnv(NUM_ENVS), *transforms)
 
 
+@pytest.mark.full
 def test_transforms_compile_in_a_stack():
     assert_compiles(stacked)
 

@@ -76,6 +76,7 @@ def test_env_0_has_the_same_bits_for_every_number_of_envs(name, num_envs, num_st
 ROWS = (0, 1, 6, 7, 8, 70, 131, 132)
 
 
+@pytest.mark.full
 @each_env
 @pytest.mark.parametrize("first, size", [(6, 3), (70, 63)])
 def test_shard_has_the_same_bits_as_its_rows_of_the_whole(name, first, size):

@@ -27,6 +27,7 @@ def test_spaces_time_limit_and_frame_rate_match_gymnasium(id):
     assert env.spec.reward_threshold == single.spec.reward_threshold
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("id", mostly_full(IDS, "CartPole-v1", long=IDS[1:]))
 def test_check_env_passes(id):
     check_env(functools.partial(tw.make, id, max_episode_steps=7))

@@ -93,6 +93,7 @@ def learned(env):
 # Steps.
 
 
+@pytest.mark.full
 def test_captured_step_matches_eager_with_one_capture_a_mode(on, captures):
     env, eager = several(on)
     tw.compile(env, backend=on.backend)
@@ -161,6 +162,7 @@ def test_compile_and_capture_leave_state_unchanged(on):
     assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
 
 
+@pytest.mark.full
 def test_env_whose_buffers_are_replaced_is_captured_again(on, captures):
     env, eager = several(on)
     compiled(env)

@@ -87,6 +87,7 @@ REFERENCES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
 @pytest.mark.parametrize(("game", "at_least"), FEW + MORE)
 def test_preset_equals_its_reference_over_whole_games(

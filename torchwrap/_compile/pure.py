@@ -88,8 +88,7 @@ class PureEnv:
         self.signature = env.signature
         inputs = Inputs(lambda: [env])
         if aliased_indices(list(env.buffers())):
-            remedy = "Clone the buffer that is a view"
-            raise ValueError(refusal("pure", "buffers of env must not share memory", remedy=remedy))
+            raise ValueError(refusal("pure", "buffers of env must not share memory"))
         # Detached, because no gradient flows through a step.
         self._tensors = [tensor.detach() for tensor in inputs.tensors]
         indices = {id(tensor): index for index, tensor in enumerate(inputs.tensors)}

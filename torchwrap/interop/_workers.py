@@ -51,7 +51,7 @@ class Async(Engine):
 
     def close(self) -> None:
         """Ends the workers, and kills those that do not end by themselves."""
-        self.fault = self.fault or refusal(self.name, "already closed")
+        self.fault = self.fault or refusal(self.name, "already closed", remedy="Make a new env")
         self._end_workers()
 
     def _call(self, command: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,16 +1,11 @@
-"""examples/simulators.py: the recipe that a guide runs, on a stand-in.
-
-The real mjlab is in test_tensors.py.
-"""
+"""A stand-in for Isaac Lab, which runs the recipe of its guide."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict
-from helpers import load_example
 
-simulators = load_example("simulators")
 NUM_ENVS = 4
 LIMIT = 6
 LENGTHS = torch.tensor([3, 6, 99, 99])  # of episodes that terminate: the second one at the limit
@@ -65,27 +60,3 @@ class IsaacLab:
             self.extras["final_obs"] = self.observation_manager.compute()
             self._reset_idx(ids)
         return {"policy": self.observe()}, reward, terminated, time_outs, self.extras
-
-
-def numbers(episode, elapsed):
-    return torch.stack([ROWS, episode, elapsed], 1).tolist()
-
-
-def test_transitions_of_isaac_lab_have_final_observations():
-    env = simulators.from_isaac_lab(IsaacLab())
-    assert env.signature.max_episode_steps == LIMIT
-    td = env.reset(seed=7)
-    episode = torch.zeros(NUM_ENVS, dtype=torch.long)
-    elapsed = torch.zeros(NUM_ENVS, dtype=torch.long)
-    for _ in range(15):
-        elapsed += 1
-        terminated = elapsed >= LENGTHS
-        done = terminated | (elapsed >= LIMIT)
-        transition, td = env.step(td.set("action", env.sample_action()))
-        successor = transition["next"]
-        assert successor["observation", "policy"].tolist() == numbers(episode, elapsed)
-        assert successor["terminated"].flatten().tolist() == terminated.tolist()
-        assert successor["done"].flatten().tolist() == done.tolist()
-        episode += done
-        elapsed = torch.where(done, 0, elapsed)
-        assert td["observation", "policy"].tolist() == numbers(episode, elapsed)
