@@ -1,6 +1,6 @@
 """Runs the tests with the lowest and the newest versions of Python and of the core dependencies.
 
-`python .ci/versions.py` makes a virtual environment for each combination below, one after the
+`python -m tests.versions` makes a virtual environment for each combination below, one after the
 other, installs this checkout in it and runs the tests. `--only lowest -- tests/core` runs some of
 them. `setup.cfg` has the lowest versions, pip finds the newest. On Linux, an environment takes up
 to 7 GB while it is used, because PyPI's torch is a CUDA build; pip's own variables, such as
