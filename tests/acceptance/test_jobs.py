@@ -81,30 +81,6 @@ def stacked():
     return env
 
 
-# 12 lines. Gymnasium: 18, with a wrapper of one's own, and statistics of each env by itself.
-def test_start_from_given_states(stacked):
-    env = stacked
-    root = env.reset(mask=HALF, options={"state": {"x": GIVEN}})["observation"]
-    snapshot = env.snapshot()
-    for _ in range(3):
-        transition, _ = env.step(torch.zeros(4, 1))
-    restored = env.restore(snapshot, mask=HALF)["observation"]
-    state = env.unwrapped.state
-    state["x"][2:] = 0.7
-    fresh = env.reset(mask=~HALF, options={"state": state})["observation"]
-
-    returns = transition["next", "episode_return"]
-    assert returns[HALF].flatten().tolist() == [-3, -4.5]
-    assert (root == root[:, :1]).all()
-    assert (restored[HALF] == root[HALF]).all()
-    assert (fresh[HALF] == root[HALF]).all()
-    assert fresh[~HALF].unique().numel() == 1
-    positions = state["x"].flatten().tolist()
-    assert positions == pytest.approx([1, 1.5, 0.7, 0.7])
-    count = env.transforms[1].statistics.count
-    assert count.tolist() == [4 + 2 + 3 * 4 + 2]  # each observation once
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_reset_options_of_rows_reach_gymnasium(mode):
     with tw.make("CartPole-v1", 2, backend="gymnasium", vectorization_mode=mode) as env:

@@ -54,41 +54,8 @@ def test_captured_function_takes_and_returns_nested_values(day):
 FAILED = "FAILED tests/test_some.py::test_bad - assert"
 
 
-@pytest.mark.parametrize(
-    ("code", "output", "failures"),
-    [
-        (0, "3 passed in 0.10s\n", []),
-        (5, "3 deselected in 0.01s\n", []),
-        (1, f"{FAILED}\n1 failed, 2 passed, 1 skipped in 0.10s\n", [FAILED]),
-        (139, "Segmentation fault\n", ["pytest ended with 139: Segmentation fault"]),
-    ],
-    ids=["passed", "none selected", "failed", "crashed"],
-)
-def test_failures_of_tests_are_read(day, tmp_path, code, output, failures):
-    result = day.read_tests(output, code, tmp_path)
-    assert result["status"] == ("failed" if failures else "done")
-    assert result["failures"] == failures
-
-
 OURS = "glue/seven torchwrap-compiled/4"
 PEER = {"glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"}}
-
-
-@pytest.mark.parametrize(
-    ("row", "fault"),
-    [
-        ({"whole_us": 3}, None),
-        ({"skipped": "OutOfMemoryError", "trace": "..."}, "OutOfMemoryError"),
-        ({"skipped": "the process ended, with -9"}, "the process ended, with -9"),
-    ],
-    ids=["measured", "raised", "killed"],
-)
-def test_failures_of_our_benchmarks_are_read_and_those_of_peers_are_none(day, tmp_path, row, fault):
-    file = tmp_path / "figures.json"
-    file.write_text(json.dumps({**PEER, f"{OURS}/avx2-1": row}))
-    result = day.read_benchmark("", 0, file)
-    assert result["failures"] == ([] if fault is None else [f"{OURS}: {fault}"])
-    assert result["figures"][OURS] == row
 
 
 @pytest.mark.long
