@@ -114,11 +114,10 @@ def test_outputs_of_the_smallest_inductor_graphs_stay_unchanged():
     env = tw.compile(tw.make("CartPole-v1", NUM_ENVS))
     stacked = tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))
     collect = tw.compile(tw.Collector(stacked, None, 3))
-    following = None
     held = Held()
     for transition, td in steps(env, 9, env.reset(seed=0)):
         data = collect()
-        held.add(transition["next"], td, data, following)
+        held.add(transition["next"], td, data, stacked.root)
     held.assert_unchanged()
 
 
