@@ -382,7 +382,7 @@ def rising_path(tmp_path):
 def test_resumed_run_starts_new_episodes_with_the_saved_statistics_and_levels(rising_path):
     env = make_rising()
     runner = resumed(rising_path, env)
-    saved = torch.load(rising_path, weights_only=False)
+    saved = torch.load(rising_path, weights_only=True)
     torch.testing.assert_close(env.state_dict(), saved["env_state_dict"], rtol=0, atol=0)
     assert runner.alg.rnd.update_counter == saved["rnd_step"] == 6
     x = runner.env.get_observations()["student"]
@@ -399,7 +399,7 @@ def test_parts_of_a_checkpoint_that_load_cfg_leaves_out_stay(is_played, rising_p
     load_cfg = {"actor": True, "env": is_played, "iteration": not is_played}
     resumed(rising_path, env, load_cfg).alg.train_mode()
     assert env.unwrapped.params["level"].tolist() == [1, 1, 1]
-    state = torch.load(rising_path, weights_only=False)["env_state_dict"]
+    state = torch.load(rising_path, weights_only=True)["env_state_dict"]
     assert all((env.state_dict()[name] == state[name]).all() for name in state) == is_played
 
 
