@@ -178,9 +178,11 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
         return td.set("action", env.sample_action())
-    result = policy(td)
+    result: Any = policy(td)
+    if isinstance(result, dict):
+        result = TensorDict(result, td.batch_size)
     if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
-        must = 'policy must return the action, or the TensorDict with "action"'
+        must = 'policy must return the action, or a TensorDict or dict with "action"'
         raise TypeError(refusal(env._label, must, type(result).__name__))
     if isinstance(result, TensorDictBase):
         # An action of a Dict or Tuple space is a TensorDict too.
@@ -201,19 +203,23 @@ def modules_of(policy: Any) -> list[nn.Module]:
     A function names variables of its closure and globals. A plain object, such as the model in
     `model.policy`, stands for the modules among its attributes.
     """
-    objects = [policy]
     found: list[nn.Module] = []
-    if isinstance(policy, types.MethodType):
-        objects = [policy.__self__]
-    elif isinstance(policy, types.FunctionType):
-        named = inspect.getclosurevars(policy)
-        objects = [*named.nonlocals.values(), *named.globals.values()]
-        # A decorator, such as `torch.no_grad` or `torch.compile`, holds another function.
-        found = modules_of(getattr(policy, "__wrapped__", None))
-    for value in objects:
+    for value in named_by(policy):
         if isinstance(value, nn.Module):
             found.append(value)
         elif not isinstance(value, types.ModuleType | type):
             attributes = getattr(value, "__dict__", {}).values()
             found += [part for part in attributes if isinstance(part, nn.Module)]
     return found
+
+
+def named_by(policy: Any) -> list[Any]:
+    """A policy, the object of a method, or what a function and those in it name."""
+    if isinstance(policy, types.MethodType):
+        return [policy.__self__]
+    if not isinstance(policy, types.FunctionType):
+        return [policy]
+    named = inspect.getclosurevars(policy)
+    # A decorator, such as `torch.no_grad` or `torch.compile`, holds another function.
+    inner = named_by(getattr(policy, "__wrapped__", None))
+    return [*inner, *named.nonlocals.values(), *named.globals.values()]

@@ -8,10 +8,12 @@ import torch
 from catalogue import NUM_ENVS, gymnasium_cartpole
 from helpers import after, assert_same, buffers, from_reset, play
 from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
 from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
 HOST = "host"
@@ -159,6 +161,51 @@ class ReadsMask(ScriptedEnv):
 def test_layer_that_reads_values_is_named(make, words):
     with pytest.raises(ValueError, match=words):
         compiled(make())
+
+
+# What is compiled already.
+
+
+def doubled(x):
+    return 2 * x
+
+
+def fast(function):
+    return torch.compile(function, backend="eager")
+
+
+class FastReward(Pendulum):
+    reward = fast(Pendulum.reward)
+
+
+def collector(function):
+    return tw.Collector(tw.make("Pendulum-v1", 2), lambda td: function(td["observation"]), 3)
+
+
+def linear():
+    return nn.Linear(3, 1)
+
+
+ALREADY = {
+    "module": lambda: collector(fast(linear())),
+    "function": lambda: collector(fast(lambda x: x[:, :1])),
+    "TorchScript": lambda: collector(torch.jit.script(linear())),
+    "traced TorchScript": lambda: collector(torch.jit.trace(linear(), torch.zeros(2, 3))),
+    "CUDA graph": lambda: collector(CudaGraphModule(linear())),
+    "transform": lambda: tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(fast(doubled))),
+    "over a simulator": lambda: tw.TransformedEnv(bridged(), T.TransformReward(fast(doubled))),
+    "functions": lambda: tw.FunctionalEnv(FastReward(), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This module is instantiated on a machine without CUDA")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ALREADY)
+def test_what_is_compiled_already_is_refused(name):
+    target = ALREADY[name]()
+    with pytest.raises(ValueError, match=r"compile: .*(compiled already|Script|CudaGraphModule)"):
+        compiled(target)
+    assert not target.is_compiled
 
 
 # Policies.

@@ -1,9 +1,15 @@
 """Importing torchwrap, making and compiling an env change no settings, generators or graphs."""
 
+import copy
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+import torchwrap as tw
+from torchwrap import transforms as T
 
 SCRIPT = """
 import gc, random, sys, warnings
@@ -45,6 +51,20 @@ env.step(td.set("action", env.sample_action()))
 assert code() == before[0], "the user's graph is compiled to other code"
 assert settings() == before[1], "settings have changed"
 """
+
+
+def test_threads_compile_at_once():
+    started = threading.Barrier(3)
+
+    def play(id):
+        env = tw.TransformedEnv(tw.make(id, 2), T.NormalizeObservation())
+        started.wait()
+        for _ in range(4):
+            tw.compile(copy.deepcopy(env), backend="eager")
+        tw.pure(env)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(play, ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"]))
 
 
 @pytest.mark.full

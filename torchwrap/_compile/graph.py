@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from gymnasium.spaces import Box
+from tensordict.nn import CudaGraphModule
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -19,13 +20,13 @@ from torchwrap._compile.inputs import Function, Inputs, aliased_indices
 from torchwrap._compile.internals import flat_scan_operator, inductor, list_options
 from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.scan import scanned
-from torchwrap._compile.trace import fake_inputs, trace, without_generators
+from torchwrap._compile.trace import exclusively, fake_inputs, trace, without_generators
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
 from torchwrap.collector import Collector, Storage
 from torchwrap.env import Root, Step
-from torchwrap.policy import act, modules_of
+from torchwrap.policy import act, modules_of, named_by
 
 _KIND = operator.attrgetter("dtype", "shape", "device")
 _LOG = logging.getLogger("torchwrap")
@@ -104,6 +105,7 @@ class Graph:
             graphs[key] = program
         return program, tensors
 
+    @exclusively()
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...], tensors: list[Tensor]) -> Program:
@@ -185,6 +187,9 @@ class Rollout:
         env = self.collector.env
         policy = self.collector.policy
         env._check_root("Collector", root)  # in each trace: graphs hold the layout
+        if any(isinstance(part, CudaGraphModule) for part in named_by(policy)):
+            must = "policy must call the module from which a CudaGraphModule was made"
+            raise ValueError(refusal("compile", must))
         td = act(env, policy, rows.tensordict(root, env.num_envs))
         env._check_step_input(td)
         transition, following = env._transition(td, self.env_step)

@@ -99,6 +99,10 @@ class Inputs:
         container = nn.ModuleList([root for root in roots if isinstance(root, nn.Module)])
         named = dict(container.named_modules())
         modules = list(named.values())[1:]
+        for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                must = "modules must be those from which TorchScript was made"
+                raise ValueError(refusal("compile", must, type(module).__name__))
         if list(map(id, modules)) != list(map(id, self.modules)):
             self._known.clear()  # drops the graphs of replaced modules
         self.modules = modules

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap import policy, spaces
 from torchwrap._compile.inputs import Function, Inputs, aliased_indices
-from torchwrap._compile.trace import Trace, fake_inputs, trace, without_generators
+from torchwrap._compile.trace import Trace, exclusively, fake_inputs, trace, without_generators
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested, RowMask, tensordict
@@ -77,6 +77,7 @@ def _lift_constants(graph: GraphModule) -> list[Tensor]:
 class PureEnv:
     """The functions that `pure` returns."""
 
+    @exclusively()
     @torch.no_grad()
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import linecache
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -46,6 +48,7 @@ _VALUE_ERRORS = (
 )
 _LIBRARIES = ("torch", "tensordict")
 _POLICY = "the policy"
+_LOCK = threading.RLock()
 
 
 class Trace(NamedTuple):
@@ -64,6 +67,13 @@ class Refusal(Exception):
         super().__init__(fault, remedy)
         self.fault = fault
         self.remedy = remedy
+
+
+@contextlib.contextmanager
+def exclusively() -> Iterator[None]:
+    """Waits for other threads: PyTorch's tracers have one state for all of them."""
+    with _LOCK:
+        yield
 
 
 def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
@@ -211,6 +221,8 @@ def _reason(error: Exception) -> Refusal | None:
         return _foreign(error)
     if re.search(_VALUE_ERRORS, text):
         return Refusal("reads values on the host", _USE_OPERATORS)
+    if "a dynamo-optimized function" in text:
+        return Refusal("is compiled already", "Pass what torch.compile was given")
     return None
 
 
