@@ -685,6 +685,13 @@ def on_the_host(td):
     return torch.from_numpy(td["observation"].numpy()[:, :2])
 
 
+def number_of_rows(td):
+    return td["observation"][:, :2] + torch.ones(len(td), 1)
+
+
+SCRIPT = torch.jit.script(nn.Linear(3, 2))
+
+
 @pytest.mark.parametrize(
     ("policy", "kind", "words"),
     [
@@ -693,10 +700,26 @@ def on_the_host(td):
         (StatefulRnn(3, 2), ValueError, "same.*PolicyState"),
         (draw, TypeError, "policy.*generator.*mode"),
         (on_the_host, ValueError, r"torch\.export.*policy"),
+        (number_of_rows, ValueError, r"td\.batch_size\[0\]"),
+        (lambda td: SCRIPT(td["observation"]), ValueError, "TorchScript"),
+        (lambda td: td["info", "speed"], ValueError, "'observation'"),
+        (lambda td: td.set("acton", td["observation"][:, :2]), TypeError, "the policy's action"),
         (lambda td: td["observation"], ValueError, "shape"),
         (None, TypeError, "policy"),
     ],
-    ids=["counts", "state in an array", "lstm", "draws", "host", "shape", "none"],
+    ids=[
+        "counts",
+        "state in an array",
+        "lstm",
+        "draws",
+        "host",
+        "len",
+        "script",
+        "info",
+        "no action",
+        "shape",
+        "none",
+    ],
 )
 def test_policy_is_refused(policy, kind, words):
     with pytest.raises(kind, match=words):
@@ -733,7 +756,7 @@ def test_older_pytorch_is_refused(monkeypatch):
             ValueError,
             "state",
         ),
-        ("a recurrent policy", lambda raw, state: ({"image": raw}, {}), TypeError, "image"),
+        ("a recurrent policy", lambda raw, state: ({"image": raw}, {}), ValueError, "image"),
         ("no state", lambda raw, state: (raw, state), ValueError, "state"),
     ],
     ids=["dtype", "shape", "array", "no state", "list", "batch", "keys", "needless state"],

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._compile.inputs import places_of, swap
+from torchwrap._compile.trace import exclusively
 from torchwrap._core import rows, validation
 from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
@@ -41,6 +42,7 @@ _STATELESS = (Transform, ObservationTransform, Compose, ObservationGroups, Obser
 """Classes whose hooks `step` and `reset` compute the same, with parts for which this holds."""
 
 
+@exclusively()
 def deploy(env: Env, policy: Policy) -> DeployedPolicy:
     """One program from the raw observation to the env's action, for a robot, a game or a service.
 
@@ -59,7 +61,8 @@ def deploy(env: Env, policy: Policy) -> DeployedPolicy:
         env: the env that the policy was trained in, or a sibling with its `state_dict`. For a robot
             that has noise and delays of its own, make the sibling without those transforms.
         policy: as for `evaluate`. It has to be deterministic: `argmax(-1)` of logits, or the mean,
-            instead of a sample; and `torch.export` has to be able to trace it.
+            instead of a sample; and `torch.export` has to be able to trace it. It gets any number
+            of rows, `td.batch_size[0]`, for which `len(td)` is a constant.
 
     Raises:
         TypeError, ValueError: for a policy that draws random numbers, carries state of its own or
@@ -158,7 +161,7 @@ class DeployedPolicy:
         """
         number = _num_rows(observation)
         raw = _value(self._space, observation, number)
-        remedy = "Observations have a batch: `torch.as_tensor(observation)[None]`"
+        remedy = "Pass `torch.as_tensor(observation)`, with `[None]` for a single one"
         spaces.check(OWNER, "an observation", self._space, raw, number, self._device, remedy=remedy)
         given = {} if state is None else state
         if not isinstance(given, Mapping):
@@ -221,9 +224,17 @@ class _Step:
         if signature.policy_state:
             root |= policies.next_entries(signature, state, is_first)
         number = _num_rows(raw)
-        td = policies.act(self.env, self.policy, tensordict(root, number))
+        td = tensordict(root, number)
+        try:
+            td = policies.act(self.env, self.policy, td)
+        except KeyError as error:
+            must = f"policy must read only the keys {sorted(root)} of a root"
+            raise ValueError(refusal("deploy", must)) from error
         policies.check("deploy", signature, td, number)
-        action = td["action"].clone()  # which a transform may write to
+        action = td.get("action", None)
+        space = signature.single_action_space
+        spaces.check("deploy", "the policy's action", space, action, number, self.env.device)
+        action = action.clone()  # which a transform may write to
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
         following = {name: td["next", name] for name in signature.policy_state}
@@ -282,7 +293,10 @@ def _export(step: _Step, space: Space[Any], initial: State) -> Any:
         try:
             program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
         except Exception as error:
-            must = "torch.export must be able to trace policy and transforms"
+            must = (
+                "torch.export must be able to trace policy and transforms, with no TorchScript, no "
+                "DistributedDataParallel, and `td.batch_size[0]` in place of `len(td)`"
+            )
             raise ValueError(refusal("deploy", must, f"{error!r}")) from error
         return program.run_decompositions({})
 
@@ -452,12 +466,13 @@ def _num_rows(tree: Tree) -> int:
 def _value(space: Space[Any], tree: Tree, number: int) -> Any:
     """A tree with TensorDicts in place of dicts, in the order of the space."""
     children = spaces.children(space)
-    if children is None or not isinstance(tree, Mapping | TensorDictBase):
+    if children is None:
         return tree
-    values = {}
-    for key, child in children.items():
-        if key in tree.keys():
-            values[key] = _value(child, tree[key], number)
+    try:
+        values = {key: _value(child, tree[key], number) for key, child in children.items()}
+    except (LookupError, TypeError):
+        must = f"a value of {space} must be a dict with the keys {list(children)}"
+        raise ValueError(refusal(OWNER, must, rows.layout(tree))) from None
     return tensordict(values, number)
 
 

@@ -36,9 +36,10 @@ class Collector:
     Args:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and other
-            entries to be kept, such as a log probability), or returns the action alone. It may
-            modify its input. None acts at random. A recurrent one declares its state with
-            `PolicyState`. Another policy can be assigned, but no other argument.
+            entries to be kept, such as a log probability), or returns the action alone; for a
+            `Dict` space, that may be a dict. It may modify its input. None acts at random. A
+            recurrent one declares its state with `PolicyState`. Another policy can be assigned, but
+            no other argument.
         num_steps: transitions per env and call.
         keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
             keeps everything.
@@ -274,7 +275,10 @@ def _check_lengths(env: Env, lengths: Tensor) -> None:
 @contextlib.contextmanager
 def eval_mode(*roots: torch.nn.Module) -> Iterator[None]:
     """Puts modules in eval mode, and each back in its own mode in the end."""
-    modes = {module: module.training for root in roots for module in root.modules()}
+    modes = {}
+    for root in roots:
+        for module in root.modules():
+            modes[module] = getattr(module, "training", False)  # frozen TorchScript has no mode
     try:
         for module in modes:
             module.training = False
