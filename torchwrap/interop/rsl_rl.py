@@ -259,7 +259,7 @@ class Distillation(_WithEnv, algorithms.Distillation):
         for module in self.env.modules() if self.env else ():
             if isinstance(module, ObservationGroups | ObservationKeys):
                 for name in module.groups.keys() - set(self.teacher.obs_groups):
-                    learning.update(module.parts[name].modules())
+                    learning.update(module.part_of[name].modules())
             if isinstance(module, NormalizeObservation) and module not in learning:
                 module.eval()
         return is_resumed

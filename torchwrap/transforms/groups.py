@@ -25,18 +25,20 @@ class _Groups(Transform):
             must = "groups must be a dict of lists of transforms by name, and not empty"
             raise TypeError(refusal(type(self).__name__, must, repr(groups)))
         self.parts: Any = nn.ModuleDict()
+        self.part_of: dict[str, Compose] = {}
         for name, transforms in groups.items():
-            if not name or "." in name or hasattr(self.parts, name):
-                must = "names of groups must have no dot and be no attributes of nn.ModuleDict"
-                raise ValueError(refusal(type(self).__name__, must, repr(name)))
+            # Names of modules have no dot, and are no attributes of nn.ModuleDict.
+            key = name.replace(".", "_") or "_"
+            while hasattr(self.parts, key) or (key != name and key in groups):
+                key += "_"
             if not isinstance(transforms, Compose):  # whose names stay
                 transforms = Compose(transforms)
-            self.parts[name] = transforms
+            self.parts[key] = self.part_of[name] = transforms
 
     @property
     def groups(self) -> dict[str, list[Transform] | dict[str, Transform]]:
         """The transforms by name, innermost first: a list, or a dict if they were given names."""
-        return {name: part.transforms for name, part in self.parts.items()}
+        return {name: part.transforms for name, part in self.part_of.items()}
 
     def _entries(self, below: Any) -> dict[str, Any]:
         """The entries of the output, before their transforms: of a space or of its values."""
@@ -44,7 +46,7 @@ class _Groups(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         spaces = self._entries(signature.single_observation_space)
-        for name, part in self.parts.items():
+        for name, part in self.part_of.items():
             above = part.setup(signature.replace(single_observation_space=spaces[name]))
             spaces[name] = above.single_observation_space
             signature = signature.replace(single_observation_space=spaces[name])
@@ -73,7 +75,7 @@ class _Groups(Transform):
         *mask: RowMask,
     ) -> TensorDict:
         entries = self._entries(td["observation"])
-        for name, part in self.parts.items():
+        for name, part in self.part_of.items():
             # A copy, because a stack may write to its input, which others read.
             below = td.set("observation", entries[name].clone())
             td = getattr(part, hook)(below, *mask)
@@ -111,14 +113,15 @@ class ObservationGroups(_Groups):
     """
 
     def _entries(self, below: Any) -> dict[str, Any]:
-        return dict.fromkeys(sorted(self.parts), below)
+        return dict.fromkeys(sorted(self.part_of), below)
 
 
 class ObservationKeys(_Groups):
     """Applies stacks of transforms to some entries of a `Dict` observation. Others are unchanged.
 
     Args:
-        groups: transforms of observations by the key of the entry, innermost first.
+        groups: transforms of observations by the key of the entry, innermost first. Names of
+            modules in `state_dict` are those of `nn.ModuleDict`: "a.b" becomes "a_b".
 
     Shape: a `Dict` with the same keys.
 
@@ -133,9 +136,9 @@ class ObservationKeys(_Groups):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        if not isinstance(below, Dict) or not set(self.parts) <= set(below):
+        if not isinstance(below, Dict) or not set(self.part_of) <= set(below):
             must = "groups must name entries of a Dict observation"
-            raise ValueError(refusal("ObservationKeys", must, f"{list(self.parts)} for {below}"))
+            raise ValueError(refusal("ObservationKeys", must, f"{list(self.part_of)} for {below}"))
         return super().setup(signature)
 
     def _entries(self, below: Any) -> dict[str, Any]:
