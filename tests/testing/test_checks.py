@@ -356,6 +356,16 @@ class WrongObservation(ScriptedEnv):
         return td.set("observation", td["observation"].double())
 
 
+class Drawn(ScriptedEnv):
+    def __init__(self, num_envs, **given):
+        super().__init__(num_envs, **given)
+        self.register_buffer("shift", torch.rand(1), persistent=False)
+
+    def _step(self, action):
+        td = super()._step(action)
+        return td.set("reward", td["reward"] + self.shift)
+
+
 def with_time_limit(**given):
     return tw.TransformedEnv(DependsOnNumEnvs(**given), T.TimeLimit(9))
 
@@ -382,9 +392,11 @@ BROKEN_ENVS = {
     "no column": (RewardsWithoutColumn, r"RewardsWithoutColumn\._step.*reward"),
     "late shape": (unsqueezing_above, r"^SqueezesLater: SqueezesLater\._step.*reward"),
     "observation": (WrongObservation, r"WrongObservation\._reset.*observation"),
+    "draws when made": (lambda n: Drawn(n), "^Drawn: .*constructors"),
     "host read": (ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*_step.*item"),
 }
 MORE_BROKEN_ENVS = {
+    "shards that draw when made": (Drawn, "^Drawn: .*constructors"),
     "layer below": (with_time_limit, "^DependsOnNumEnvs: it mixes rows"),
     "draw": (drawing_below, "^Drawing: .*numpy.random"),
     "layer above": (reading_above, r"^TransformReward\(.*TransformReward.reward.*item"),
@@ -430,6 +442,11 @@ NO_MAKERS = {
 def test_check_env_of_something_else_raises(make):
     with pytest.raises(TypeError, match="check_env: make"):
         check_env(make)
+
+
+@pytest.mark.parametrize("make_env", [DependsOnNumEnvs, lambda n: DependsOnNumEnvs(n)])
+def test_check_transform_compares_no_numbers_of_envs_that_differ_by_themselves(make_env):
+    check_transform(T.NormalizeReward, make_env)
 
 
 def test_check_transform_of_a_transform_raises():
