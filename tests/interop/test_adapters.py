@@ -331,8 +331,10 @@ def of_simulator(num_envs, levels):
         return reset(no), no, no, no, {}
 
     spaces = (VECTOR, Box(-1, 1, (1,), np.float32))
-    env = from_functions(reset, step, num_envs, *spaces, seed=lambda seed: None)
-    env.register_env_buffer("levels", levels)
+    held = {"level": torch.zeros(num_envs)}
+    options = {"seed": lambda seed: None, "levels": lambda: held}
+    env = from_functions(reset, step, num_envs, *spaces, **options)
+    held["level"] = levels  # a simulator may replace its tensors
     return env, levels
 
 

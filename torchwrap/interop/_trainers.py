@@ -17,7 +17,6 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
-from torchwrap.interop._simulator import SimulatorEnv
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
@@ -95,12 +94,9 @@ class Params:
         base = self.env.unwrapped
         if isinstance(base, FunctionalEnv):
             return base.params
-        levels = {}
-        if isinstance(base, SimulatorEnv):
-            for name, buffer in base.named_buffers(recurse=False):
-                if not hasattr(type(base), name):  # else of running episodes
-                    levels[name] = buffer
-        return levels
+        # Asked for each time, because a simulator may replace its tensors.
+        levels = getattr(base, "functions", {}).get("levels")
+        return {} if levels is None else levels()
 
 
 def warn_untrained(owner: str, env: Env) -> None:

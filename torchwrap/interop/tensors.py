@@ -33,6 +33,7 @@ def from_functions(
     reuses_memory: bool = True,
     max_episode_steps: int | None = None,
     clock: Callable[[], Tensor] | None = None,
+    levels: Callable[[], dict[str, Tensor]] | None = None,
     seed: Callable[[int], Any] | None = None,
     close: Callable[[], Any] | None = None,
     info_keys: Sequence[str] = (),
@@ -70,6 +71,8 @@ def from_functions(
             disables it.
         clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`.
             `env.elapsed_steps` then reads and writes it in place. None: the env counts.
+        levels: returns what a curriculum changes, tensors `(num_envs, ...)` by name. Checkpoints of
+            trainers save them, and write them in place to resume.
         seed: seeds the simulator with `seed + first_index`, an int below 2**31. Without it,
             `env.reset` takes no seed.
         close: for `env.close()`.
@@ -88,7 +91,8 @@ def from_functions(
     (tensor([-1.5000,  1.5000]), tensor([0.5000, 1.5000]))
     """
     owner = "from_functions"
-    functions = {"reset": reset, "step": step, "clock": clock, "seed": seed, "close": close}
+    functions = {"reset": reset, "step": step, "clock": clock, "levels": levels}
+    functions |= {"seed": seed, "close": close}
     for name, function in functions.items():
         if name in ("reset", "step") or function is not None:
             validation.function(owner, name, function)
