@@ -364,6 +364,10 @@ class FunctionalEnv(Env):
 
     # Rendering.
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A renderer holds surfaces of pygame. A copy makes its own.
+        return {**super().__getstate__(), "_renderer": None}
+
     def render(
         self,
         envs: Sequence[int] | None = None,

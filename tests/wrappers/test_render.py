@@ -14,7 +14,7 @@ import pygame
 import pytest
 import torch
 from gymnasium.utils.save_video import capped_cubic_video_schedule
-from helpers import OtherVectorEnv
+from helpers import OtherVectorEnv, each_copy
 from oracles import step
 
 import torchwrap as tw
@@ -46,6 +46,17 @@ def draw(observation):
     theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped
     theirs.state = np.asarray(observation, np.float64)
     return theirs.render()
+
+
+@each_copy
+def test_copy_of_a_rendered_env_renders_by_itself(replicate):
+    env = make()
+    push(env, env.reset(seed=0))
+    frames = env.render()
+    copy = replicate(env)
+    np.testing.assert_array_equal(copy.render(), frames)
+    copy.close()
+    np.testing.assert_array_equal(env.render(), frames)
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
