@@ -230,6 +230,12 @@ def test_misspelt_key_raises_at_the_end_of_an_episode(vectorization_mode):
             sample_and_step(env, td)
 
 
+@pytest.mark.parametrize("info_keys", ["elapsed", {"terms": spaces.Dict(x=BOX)}], ids=type)
+def test_keys_that_are_no_list_and_nested_infos_raise(info_keys):
+    with pytest.raises(TypeError, match="info_keys"):
+        make(info_keys=info_keys)
+
+
 class Named(Scripted):
     def __init__(self, name):
         super().__init__()

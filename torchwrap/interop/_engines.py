@@ -174,11 +174,15 @@ class Engine:
 
     def set_attributes(self, name: str, values: Sequence[Any]) -> None:
         """Sets an attribute of each env."""
+        num_envs = len(self._all)
+        if len(values) != num_envs:
+            must = f"{name} must be a list of {num_envs} values, or one value that is no list"
+            raise ValueError(refusal(self.name, must, values))
         base = self.vector_env.unwrapped
         if not isinstance(base, SyncVectorEnv):
             base.set_attr(name, values)
             return
-        for env, value in list(zip(base.envs, values, strict=True)):
+        for env, value in zip(base.envs, values, strict=True):
             set_attribute(env, name, value)
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:

@@ -62,7 +62,8 @@ def from_gymnasium(
             `reset` takes no other seed.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names
-            of numbers, which become `(num_envs, 1)` float32, or a mapping from names to spaces.
+            of numbers, which become `(num_envs, 1)` float32, or a mapping from names to spaces of
+            single arrays.
             Envs whose info lacks an entry get zeros. A name in a list must appear by the end of the
             first episode; otherwise it is taken for a typo. Roots hold the infos of their
             observation under `("info", name)`. Atari games of EnvPool and ALE have "game_over", 1
@@ -276,8 +277,14 @@ def _check_vector_env(vector_env: Any) -> None:
 
 def info_spaces(info_keys: InfoKeys) -> dict[str, Space[Any]]:
     """The declared spaces of infos by name."""
+    owner = "from_gymnasium"
     if not isinstance(info_keys, Mapping):
-        return dict.fromkeys(info_keys, spaces.REWARD)
+        names = validation.names(owner, "info_keys", info_keys)
+        return dict.fromkeys(names, spaces.REWARD)
+    for name, space in info_keys.items():
+        if spaces.children(space) is not None:
+            must = f"info_keys[{name!r}] must be the space of a single array"
+            raise TypeError(refusal(owner, must, space))
     return dict(info_keys)
 
 
