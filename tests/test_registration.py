@@ -1,4 +1,6 @@
+import functools
 import sys
+import warnings
 
 import gymnasium
 import pytest
@@ -130,6 +132,16 @@ def test_registered_env_is_made_from_its_id(registry, id, func_env):
     assert tw.make(id, backend="torch").func_env.g in (10, 1.62)
 
 
+def test_cell_of_a_notebook_that_registers_again_replaces_the_env(registry):
+    for g in (1.0, 2.0):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tw.register("moon/Cell-v0", functools.partial(Pendulum, g), max_episode_steps=int(g))
+    assert "moon/Cell-v0" in str(caught[0].message)
+    env = tw.make("moon/Cell-v0")
+    assert env.func_env.g == env.signature.max_episode_steps == 2
+
+
 @pytest.mark.parametrize("given, limit", [(None, 7), (9, 9), (-1, None)])
 def test_limit_of_make_replaces_that_of_register(registry, given, limit):
     tw.register("moon/Pendulum-v0", Pendulum, max_episode_steps=7)
@@ -172,7 +184,6 @@ def test_registered_env_of_a_module_is_made_by_the_modules_name(registry, monkey
 
 UNFIT = [
     {"id": "CartPole-v1"},
-    {"id": "moon/Taken-v0"},
     {"id": "Pendulum"},
     {"id": "a/b/Pendulum-v0"},
     {"id": "moon:Pendulum-v0"},
@@ -184,7 +195,6 @@ UNFIT = [
 
 @pytest.mark.parametrize("arguments", UNFIT, ids="".join)
 def test_register_with_an_invalid_argument_raises(registry, arguments):
-    tw.register("moon/Taken-v0", Pendulum)
     before = dict(registry)
     with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
         tw.register(**{"id": "moon/P-v0", "func_env": Pendulum, **arguments})

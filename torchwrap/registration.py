@@ -57,8 +57,9 @@ def register(
     """Registers an id for an env of your own, written as a `FuncEnv`, for `make(id, num_envs)`.
 
     The id is registered with Gymnasium too, but `gymnasium.make`, which makes single envs, refuses
-    it. Other processes register it by importing the module: `make("module:id")`. The script itself
-    uses the bare id, or it is imported twice.
+    it. A second call replaces the env of the first, with Gymnasium's warning. Other processes
+    register it by importing the module: `make("module:id")`. The script itself uses the bare id, or
+    it is imported twice.
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".
@@ -76,8 +77,8 @@ def register(
     if not isinstance(id, str) or not _ID.fullmatch(id):
         must = 'id must have the form "namespace/Name-v0" or "Name-v0"'
         raise ValueError(refusal("register", must, f"{id!r}"))
-    if id in registration.registry:
-        raise ValueError(refusal("register", "id must be new", id))
+    if id in registration.registry and id not in _REGISTERED:
+        raise ValueError(refusal("register", "id must be new, or one of register", id))
     validation.function("register", "func_env", func_env)
     if max_episode_steps is not None:
         validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
@@ -161,7 +162,9 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        raise TypeError(refusal("make", "id must be a string or an env's spec", id))
+        must = "id must be a string or an env's spec"
+        remedy = "An env has a spec if `make` has made it; `register` takes your own"
+        raise TypeError(refusal("make", must, repr(id), remedy))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
     if num_envs is not None:
