@@ -1,8 +1,7 @@
 """Atari games whose episodes start and end as in published results.
 
 `make_atari` makes them for `ppo_atari.py`: Gymnasium's envs, one by one, with raw frames for
-torchwrap's transforms. `tw.make(id, num_envs, backend="ale")` is many times as fast, and
-preprocesses in C++.
+torchwrap's transforms. `make_games` makes them in C++, many times as fast, by ALE or EnvPool.
 """
 
 from __future__ import annotations
@@ -26,6 +25,66 @@ _GAME: dict[str, dict[str, Any]] = {
 }
 INFO_KEYS = ("game_over", "game_return", "lives")
 """Entries of `("next", "info", name)`."""
+_DEFAULTS: dict[str, Any] = {
+    "repeat_action_probability": 0.0,
+    "noop_max": 30,
+    "fire_reset": True,
+    "episodic_life": False,
+    "frame_skip": 4,
+    "stack_num": 4,
+    "full_action_space": False,
+    "reward_clip": False,
+}
+"""The options of `make_games`."""
+_NAMES: dict[str, dict[str, str]] = {
+    "ale": {
+        "fire_reset": "use_fire_reset",
+        "episodic_life": "life_loss_info",
+        "frame_skip": "frameskip",
+        "reward_clip": "reward_clipping",
+    },
+    "envpool": {"fire_reset": "use_fire_reset"},
+}
+"""The names of a backend for some of the options."""
+
+
+def make_games(
+    game: str,
+    num_envs: int,
+    backend: Literal["ale", "envpool"] = "ale",
+    **kwargs: Any,
+) -> tw.Env:
+    """Makes Atari games in C++, with one set of options and defaults for both backends.
+
+    | option | default | meaning |
+    |---|---|---|
+    | `repeat_action_probability` | 0.0 | sticky actions |
+    | `noop_max` | 30 | maximum number of no-ops at the start of a game, at least 1 |
+    | `fire_reset` | True | begin a game with FIRE, if it has it |
+    | `episodic_life` | False | end an episode with a life; `game_over` in the info tells games |
+    | `frame_skip` | 4 | frames per action; the observation is the maximum of the last two |
+    | `stack_num` | 4 | frames of an observation |
+    | `full_action_space` | False | all 18 actions, instead of those that the game uses |
+    | `reward_clip` | False | the sign of rewards |
+
+    The games of both agree frame by frame, but for the stack of an initial observation (zeros
+    below the first frame in ALE, copies of it in EnvPool), the last frame of a game that ends
+    within an action, what follows a lost life (ALE goes on without an action), and the number of
+    no-ops without `fire_reset`.
+
+    Args:
+        game: "Breakout", for "ALE/Breakout-v5" and EnvPool's "Breakout-v5".
+        num_envs: number of games.
+        backend: of `torchwrap.make`.
+        kwargs: options, and further arguments of `torchwrap.make` and the backend.
+    """
+    options = {**_DEFAULTS, "info_keys": ["game_over"], **kwargs}
+    if options["noop_max"] < 1:  # EnvPool divides by it
+        raise ValueError(f"make_games: noop_max must be at least 1, got {options['noop_max']}.")
+    names = _NAMES[backend]
+    arguments = {names.get(name, name): value for name, value in options.items()}
+    id = f"ALE/{game}-v5" if backend == "ale" else f"{game}-v5"
+    return tw.make(id, num_envs, backend=backend, **arguments)
 
 
 def make_atari(

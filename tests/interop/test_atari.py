@@ -23,7 +23,8 @@ import torchwrap as tw
 from torchwrap import transforms as T
 
 gymnasium.register_envs(ale_py)
-make_atari = load_example("atari_game").make_atari
+atari_game = load_example("atari_game")
+make_atari = atari_game.make_atari
 FEW = [
     ("Breakout", 1),
     pytest.param("Breakout", 3, marks=pytest.mark.full),
@@ -170,6 +171,40 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
     assert transition["next", "truncated"] and not transition["next", "terminated"]
     assert transition["next", "info", "game_over"] == 1
+
+
+OPTIONS = {
+    "defaults": {},
+    "others": {"frame_skip": 2, "full_action_space": True, "reward_clip": True},
+}
+
+
+@pytest.mark.parametrize("name", mostly_full(OPTIONS, "defaults"))
+def test_games_of_both_backends_agree_frame_by_frame(name):
+    pytest.importorskip("envpool")
+    options = {"noop_max": 1, "stack_num": 1, **OPTIONS[name]}  # other no-ops are drawn
+    ale = atari_game.make_games("Breakout", 2, "ale", **options)
+    pool = atari_game.make_games("Breakout", 2, "envpool", seed=0, **options)
+    assert ale.single_action_space == pool.single_action_space
+    roots = [ale.reset(seed=0), pool.reset()]
+    actions = np.random.default_rng(0)
+    ends = 0
+    for _ in range(300 if name == "defaults" else 700):
+        torch.testing.assert_close(*[dict(root.exclude("info").items()) for root in roots])
+        action = torch.from_numpy(actions.integers(ale.single_action_space.n, size=2))
+        transitions, roots = zip(*[env.step(action) for env in (ale, pool)], strict=True)
+        theirs, ours = [transition["next"] for transition in transitions]
+        for key in ("reward", "terminated", "truncated", ("info", "game_over")):
+            assert torch.equal(theirs[key], ours[key])
+        going = ~theirs["done"].squeeze(-1)  # a game may end within an action
+        assert torch.equal(theirs["observation"][going], ours["observation"][going])
+        ends += int(theirs["done"].sum())
+    assert ends
+
+
+def test_make_games_without_no_ops_raises():
+    with pytest.raises(ValueError, match="noop_max"):
+        atari_game.make_games("Pong", 1, "envpool", noop_max=0)
 
 
 def test_make_atari_with_an_unknown_preset_raises() -> None:
