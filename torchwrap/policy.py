@@ -23,7 +23,7 @@ from torchwrap.transforms.transform import Transform
 State = dict[str, Tensor]
 """Tensors `(num_envs, ...)` by name."""
 
-Policy = Callable[[TensorDict], Tensor | TensorDictBase]
+Policy = Callable[[TensorDict], Tensor | TensorDictBase | dict[str, Any]]
 """From a root, `(num_envs,)` with `observation`, to the root with `action`, or to the action."""
 
 IS_INIT = "is_init"
@@ -178,7 +178,7 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
         return td.set("action", env.sample_action())
-    result: Any = policy(td)
+    result = policy(td)
     if isinstance(result, dict):
         result = TensorDict(result, td.batch_size)
     if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
