@@ -468,8 +468,10 @@ def _value(space: Space[Any], tree: Tree, number: int) -> Any:
     children = spaces.children(space)
     if children is None:
         return tree
+    values = {}
     try:
-        values = {key: _value(child, tree[key], number) for key, child in children.items()}
+        for key, child in children.items():
+            values[key] = _value(child, tree[key], number)
     except (LookupError, TypeError):
         must = f"a value of {space} must be a dict with the keys {list(children)}"
         raise ValueError(refusal(OWNER, must, rows.layout(tree))) from None
