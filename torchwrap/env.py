@@ -111,6 +111,9 @@ class Env(BatchedModule):
     host_stepped = False
     """True if a simulator outside of PyTorch steps this env. Only its transforms are compiled."""
 
+    _not_copied: tuple[str, ...] = ("_compiled",)
+    """Attributes that belong to this object, and are None in a copy, which runs eagerly."""
+
     info_spaces: Mapping[str, Space[Any]] = {}
     """The infos of a simulator on the host by name, for which its transforms are compiled."""
 
@@ -615,8 +618,7 @@ class Env(BatchedModule):
         return dtypes
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to this object: copies run eagerly.
-        return {**vars(self), "_compiled": None}
+        return {**vars(self), **dict.fromkeys(self._not_copied)}
 
     # Attributes of layers.
 
@@ -740,7 +742,7 @@ class Env(BatchedModule):
         owner = self._label
         signature = self.signature
         if not isinstance(td, TensorDictBase):
-            must = 'td must be a TensorDict with "action", or an action as a tensor'
+            must = 'td must be a TensorDict with "action", or the action as tensors'
             raise TypeError(refusal(f"{owner}.step", must, type(td).__name__))
         action = td.get("action", None)
         if action is None:

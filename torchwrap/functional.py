@@ -94,6 +94,8 @@ class FunctionalEnv(Env):
     torch.Size([3, 4])
     """
 
+    _not_copied = ("_compiled", "_renderer")  # which may hold surfaces of pygame
+
     def __init__(
         self,
         func_env: Functions,
@@ -358,15 +360,12 @@ class FunctionalEnv(Env):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         if name in self.params or hasattr(self.func_env, name):
             fault = f"cannot set {name!r}, because the functions would not see it"
-            remedy = f"Numbers that change are params: env.unwrapped.params[{name!r}].copy_(value)"
+            write = f"env.unwrapped.params[{name!r}].copy_(value)"
+            remedy = f"Numbers that change are params, {write}; others are arguments of make"
             raise AttributeError(refusal(self._label, fault, remedy=remedy))
         return super().set_wrapper_attr(name, value, force=force)
 
     # Rendering.
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A renderer holds surfaces of pygame. A copy makes its own.
-        return {**super().__getstate__(), "_renderer": None}
 
     def render(
         self,

@@ -188,9 +188,7 @@ def linear():
 
 ALREADY = {
     "module": lambda: collector(fast(linear())),
-    "function": lambda: collector(fast(lambda x: x[:, :1])),
     "TorchScript": lambda: collector(torch.jit.script(linear())),
-    "traced TorchScript": lambda: collector(torch.jit.trace(linear(), torch.zeros(2, 3))),
     "CUDA graph": lambda: collector(CudaGraphModule(linear())),
     "transform": lambda: tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(fast(doubled))),
     "over a simulator": lambda: tw.TransformedEnv(bridged(), T.TransformReward(fast(doubled))),
@@ -199,7 +197,6 @@ ALREADY = {
 
 
 @pytest.mark.filterwarnings("ignore:This module is instantiated on a machine without CUDA")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ALREADY)
 def test_what_is_compiled_already_is_refused(name):
     target = ALREADY[name]()

@@ -49,8 +49,8 @@ def draw(observation):
 
 
 @each_copy
-def test_copy_of_a_rendered_env_renders_by_itself(replicate):
-    env = make()
+def test_copy_of_a_rendered_env_renders_by_itself(replicate, tmp_path):
+    env = W.RecordVideo(make(), tmp_path, video_length=2)
     push(env, env.reset(seed=0))
     frames = env.render()
     copy = replicate(env)

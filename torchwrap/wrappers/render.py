@@ -136,6 +136,13 @@ class RecordVideo(RenderWrapper):
     ['rl-video-episode-0.mp4']
     """
 
+    _not_copied = (
+        "_compiled",
+        "_path",
+        "_writer",
+        "_complete",
+    )  # a copy starts with its next video
+
     def __init__(
         self,
         env: Env,

@@ -189,6 +189,8 @@ class TransformedEnv(Wrapper):
     <TimeLimit(max_episode_steps=9)<ScriptedEnv(num_envs=2, device=cpu)>>
     """
 
+    _not_copied = ("_compiled", "_compiled_step", "_compiled_reset")
+
     def __init__(self, env: Env, *transforms: Transform) -> None:
         if len(transforms) == 1 and isinstance(transforms[0], Compose):
             composed = transforms[0]
@@ -240,9 +242,6 @@ class TransformedEnv(Wrapper):
     @property
     def is_compiled(self) -> bool:
         return self._compiled_step is not None or super().is_compiled
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
 
     def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
