@@ -36,10 +36,12 @@ Run: TypeAlias = Callable[[list[Tensor]], Sequence[Tensor]]
 _OUTSIDE = ("outside",)
 """The key under which a step stores whether an action is out of bounds."""
 
-# The C++ wrapper calls the kernels of a graph without Python in between. Scalar code for the tails
-# of loops, because rows are short.
+# The C++ wrapper calls the kernels of a graph without Python in between. Compiled apart from them,
+# it needs no optimization, which takes half of the compiler's time. Scalar code for the tails of
+# loops, because rows are short.
 _CPU_OPTIONS: Options = {
     "cpp_wrapper": True,
+    "cpp_wrapper_build_separate": True,
     "size_asserts": False,
     "cpp.enable_loop_tail_vec": False,
 }
