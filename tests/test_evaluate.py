@@ -142,10 +142,12 @@ def test_evaluate_of_a_long_episode_with_a_time_limit_waits_for_it(impatient):
 
 def test_evaluate_with_max_steps_returns_the_episodes_that_ended():
     env = scripted(2, 3)  # env 0: 2, 3, 2, ... steps; env 1: 3, 2, 3, ...
-    assert values(tw.evaluate(env, None, 8, max_steps=6)) == (
+    result = tw.evaluate(env, None, 8, max_steps=6)
+    assert values(result) == (
         [3, 6, 6, 3],
         [2, 3, 3, 2],
     )
+    assert result["env_index"].tolist() == [0, 0, 1, 1]
 
 
 def test_evaluate_with_max_steps_before_any_end_returns_no_episode():

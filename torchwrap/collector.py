@@ -37,9 +37,10 @@ class Collector:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and other
             entries to be kept, such as a log probability), or returns the action alone; for a
-            `Dict` space, that may be a dict. It may modify its input. None acts at random. A
-            recurrent one declares its state with `PolicyState`. Another policy can be assigned, but
-            no other argument.
+            `Dict` space, that may be a dict. It may modify its input. None acts at random, by the
+            `action_masks` in the observation or the info, if there are any. A recurrent one
+            declares its state with `PolicyState`. Another policy can be assigned, but no other
+            argument.
         num_steps: transitions per env and call.
         keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
             keeps everything.
@@ -182,8 +183,8 @@ def evaluate(
         progress: whether to show a progress bar of tqdm.
 
     Returns:
-        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env
-        after env; and with `episode_<name>` float32 for each of the `metrics` of its
+        A TensorDict `(episodes,)`, env after env, with `episode_return` float32, `episode_length`
+        and `env_index` int64; and with `episode_<name>` float32 for each of the `metrics` of its
         `RecordEpisodeStatistics`.
 
     Raises:
@@ -240,6 +241,7 @@ def evaluate(
     is_complete = torch.arange(per_env, device=env.device) < counts.unsqueeze(-1)
     returns, lengths, *metrics = episodes[:, :per_env][is_complete].unbind(1)
     columns = {"episode_return": returns.float(), "episode_length": lengths.long()}
+    columns["env_index"] = indices.repeat_interleave(counts)
     for name, values in zip(keys, metrics, strict=True):
         columns[f"episode_{name}"] = values.float()
     return TensorDict(columns, [len(returns)])  # type: ignore[arg-type]

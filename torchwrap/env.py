@@ -577,12 +577,22 @@ class Env(BatchedModule):
         """Whether `torchwrap.compile` has compiled this env. A copy of it runs eagerly."""
         return self._compiled is not None
 
-    def sample_action(self) -> Value:
+    def sample_action(self, action_masks: Tensor | None = None) -> Value:
         """Random actions, drawn on the env's device from a separate stream.
 
         The streams of the env and its transforms do not move.
+
+        Args:
+            action_masks: the allowed actions of each env, not 0 in `(num_envs, n)`, as those of
+                sb3-contrib: `n` is that of `Discrete`, the sum of `nvec` of `MultiDiscrete`, and
+                twice that of `MultiBinary`.
+
+        >>> from gymnasium.spaces import Discrete; from torchwrap.testing import ScriptedEnv
+        >>> env = ScriptedEnv(2, action_space=Discrete(3))
+        >>> env.sample_action(torch.tensor([[0, 1, 0], [0, 0, 1]]))
+        tensor([1, 2])
         """
-        return self.action_sampler(self.action_stream)
+        return self.action_sampler(self.action_stream, action_masks)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         """Renders all envs, or those with the given indices.

@@ -177,7 +177,9 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
-        return td.set("action", env.sample_action())
+        masks = td.get(("info", "action_masks"), None)
+        masks = td.get(("observation", "action_masks"), masks)
+        return td.set("action", env.sample_action(masks))
     result = policy(td)
     if isinstance(result, dict):
         result = TensorDict(result, td.batch_size)

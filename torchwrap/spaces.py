@@ -510,13 +510,16 @@ class Sampler(nn.Module):
         parts = [_Leaf(leaf, device) for _, leaf in leaves(space)]
         self.parts = nn.ModuleList(parts)
 
-    def forward(self, stream: random.Stream) -> Value:
-        """Draws from the stream, which advances by one step per leaf of the space."""
+    def forward(self, stream: random.Stream, masks: Tensor | None = None) -> Value:
+        """Draws from the stream, which advances by one step per leaf of the space.
+
+        With masks `(num_envs, n)`, of a discrete leaf, only where they are not 0.
+        """
         parts = iter(self.parts)
 
         def make(path: Path, leaf: Space[Any]) -> Tensor:
             stream.next_draw()
-            return next(parts)(stream.key())
+            return next(parts)(stream.key(), masks)
 
         return build(self.space, make, len(stream.env))
 
@@ -554,13 +557,14 @@ class _Leaf(nn.Module):
             numbers["above"] = space.bounded_above
         else:
             numbers["count"], numbers["start"] = counts(space)
+            self.sizes = np.broadcast_to(numbers["count"], self.shape).ravel().tolist()
         for name, number in numbers.items():
             value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
             self.register_buffer(name, value, persistent=False)
 
-    def forward(self, key: random.Key) -> Tensor:
+    def forward(self, key: random.Key, masks: Tensor | None) -> Tensor:
         if "count" in self._buffers:
-            numbers = random.integers(key, self.count, shape=self.shape) + self.start
+            numbers = self._integers(key, masks) + self.start
             return numbers.to(self.dtype)
         # As in Gymnasium: uniform between two bounds, exponential from a single bound, normal
         # without any. Integers are rounded down.
@@ -579,3 +583,15 @@ class _Leaf(nn.Module):
         if is_integral:
             value = value.floor()
         return value.clamp(low, self.high).to(self.dtype)
+
+    def _integers(self, key: random.Key, masks: Tensor | None) -> Tensor:
+        if masks is None:
+            return random.integers(key, self.count, shape=self.shape)
+        if masks.shape[1:] != (sum(self.sizes),):
+            must = f"action_masks must have {self.sizes} columns"
+            raise ValueError(refusal("sample_action", must, masks.shape))
+        # The largest of equally distributed numbers. Where no value is allowed, the smallest value.
+        draws = random.uniform(key, shape=masks.shape[1:])
+        parts = torch.where(masks > 0, draws, -1).split(self.sizes, -1)
+        numbers = torch.stack([part.argmax(-1) for part in parts], -1)
+        return numbers.view(-1, *self.shape)

@@ -119,6 +119,31 @@ def test_sample_of_a_finite_space_has_equally_frequent_values(space, values):
     assert chi_square < degrees + 4 * math.sqrt(2 * (degrees + 1))
 
 
+# The allowed values of each component, and a mask of them in the layout of sb3-contrib
+MASKED = [
+    (spaces.Discrete(4, start=3), [[3, 6]], [1, 0, 0, 1]),
+    (spaces.MultiDiscrete([3, 2], start=[1, -1]), [[2, 3], [-1]], [0, 1, 1, 1, 0]),
+    (spaces.MultiBinary(2), [[0, 1], [1]], [1, 1, 0, 1]),
+]
+
+
+@pytest.mark.parametrize(("space", "allowed", "mask"), MASKED, ids=str)
+def test_masked_sample_has_equally_frequent_allowed_values(space, allowed, mask):
+    env = ScriptedEnv(4000, action_space=space)
+    env.reset(seed=0)
+    actions = env.sample_action(torch.tensor(mask).expand(4000, -1))
+    for component, values in zip(actions.view(4000, -1).unbind(1), allowed, strict=True):
+        found, counts = component.unique(return_counts=True)
+        assert found.tolist() == values
+        assert (counts - 4000 / len(values)).abs().max() < 150
+
+
+def test_mask_of_another_number_of_actions_is_refused():
+    env = ScriptedEnv(2, action_space=spaces.Discrete(4))
+    with pytest.raises(ValueError, match="action_masks"):
+        env.sample_action(torch.ones(2, 3))
+
+
 @pytest.mark.cuda
 @every_space
 def test_sample_on_cuda_matches_the_cpu(space):

@@ -1,0 +1,241 @@
+"""Spaces and arguments of the examples that train."""
+
+from pathlib import Path
+
+import dqn
+import gymnasium
+import numpy as np
+import ppo
+import ppo_graph
+import ppo_recurrent
+import pytest
+import sac
+import torch
+from gymnasium.experimental.functional import FuncEnv
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from helpers import params
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+PPO = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
+OFF_POLICY = {"num_envs": 4, "learning_starts": 32}
+SMALL = {
+    ppo: {"normalize": True, **PPO},
+    ppo_graph: {"backend": "none", "eval_episodes": 4, **PPO},
+    ppo_recurrent: PPO,
+    dqn: OFF_POLICY,
+    sac: OFF_POLICY,
+}
+
+
+VECTOR = Box(-9, 9, (3,))
+
+
+class Fixed(gymnasium.Env):
+    """Rewards 1, and refuses actions that are not in its space."""
+
+    def __init__(self, action_space, observation_space=VECTOR):
+        self.action_space = action_space
+        self.observation_space = observation_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action)), action
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps == 5, False, {}
+
+
+class Functional(FuncEnv):
+    observation_space = VECTOR
+
+    def __init__(self, action_space):
+        super().__init__()
+        self.action_space = action_space
+
+    def initial(self, rng, params=None):
+        return {"steps": torch.zeros(3)}
+
+    def transition(self, state, action, rng, params=None):
+        return {"steps": state["steps"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return state["steps"]
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return next_state["steps"].mean()
+
+    def terminal(self, state, rng, params=None):
+        return state["steps"][0] == 5
+
+
+@pytest.fixture
+def train(registry, tmp_path):
+    def train(script, *spaces, **arguments):
+        if script is ppo_graph:
+            tw.register("Fixed-v0", lambda: Functional(*spaces))
+        else:
+            gymnasium.register("Fixed-v0", lambda **_: Fixed(*spaces), max_episode_steps=50)
+        small = SMALL[script] | {"total_timesteps": 64, **arguments}
+        if script is not ppo_recurrent:
+            small["out"] = str(tmp_path)
+        return script.main(script.Args(env_id="Fixed-v0", **small))
+
+    return train
+
+
+DISCRETE = {
+    "from 2": Discrete(3, start=2),
+    "int8": Discrete(3, dtype=np.int8),
+}
+BOXES = {
+    "scalar": Box(-2, 2, ()),
+    "2-D": Box(0, 2, (2, 3)),
+    "float64": Box(0.1, 0.7, (2,), np.float64),
+}
+CHOICES = {
+    "choices": MultiDiscrete([[3, 2], [2, 2]], start=[[1, 0], [-1, 0]]),
+    "bits": MultiBinary((2, 2)),
+}
+TAKEN = {script: DISCRETE | BOXES | CHOICES for script in (ppo, ppo_graph, ppo_recurrent)}
+TAKEN |= {dqn: DISCRETE, sac: BOXES}
+QUICK = {"ppo-from 2", "ppo-float64", "ppo-choices", "dqn-int8", "sac-scalar"}
+CASES = {}
+for script, taken in TAKEN.items():
+    CASES |= {f"{script.__name__}-{name}": (script, space) for name, space in taken.items()}
+
+
+@pytest.mark.parametrize("case", params(CASES, QUICK))
+def test_script_acts_in_the_space_of_the_env(train, case):
+    train(*case)
+
+
+@pytest.mark.parametrize("script", SMALL, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("space", [Box(0, 5, (2,), np.uint8), Dict(a=Discrete(2))], ids=str)
+def test_script_refuses_another_space_by_its_name(train, script, space):
+    with pytest.raises(ValueError, match=r"^.*$") as error:
+        train(script, space)
+    assert str(space) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("script", [ppo, ppo_recurrent, dqn], ids=lambda script: script.__name__)
+def test_script_takes_observations_of_bools(train, script):
+    train(script, Discrete(2), Box(0, 1, (2, 3), bool))
+
+
+# Masks: one action is allowed in each step
+
+
+class Masked(Fixed):
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        return self.observe(), info | self.info
+
+    def observe(self):
+        self.mask = np.eye(4, dtype=np.int8)[self.np_random.integers(4)]
+        self.info = {"action_masks": self.mask} if self.source == "info" else {}
+        vector = np.zeros(3, np.float32)
+        if self.source == "observation":
+            return {"action_masks": self.mask, "vector": vector}
+        return vector
+
+    def step(self, action):
+        assert self.mask[action]
+        _, *results, info = super().step(action)
+        return self.observe(), *results, info | self.info
+
+
+class MaskedByMethod(Masked):
+    def action_masks(self):
+        return self.mask
+
+
+@pytest.fixture
+def make_masked(registry):
+    def make(source):
+        kind = MaskedByMethod if source == "method" else Masked
+        kind = type("Kind", (kind,), {"source": source})
+        space = VECTOR
+        if source == "observation":
+            space = Dict(action_masks=MultiBinary(4), vector=space)
+        gymnasium.register("Masked-v0", lambda **_: kind(Discrete(4), space), max_episode_steps=9)
+        given = {"action_masks": MultiBinary(4)} if source == "info" else ()
+        return lambda *args, **kwargs: tw.make(*args, info_keys=given, **kwargs)
+
+    return make
+
+
+@pytest.mark.parametrize("source", ["observation", "info", "method"])
+def test_ppo_takes_allowed_actions_alone(make_masked, tmp_path, source):
+    args = ppo.Args("Masked-v0", total_timesteps=64, out=tmp_path, **SMALL[ppo])
+    ppo.main(args, make_masked(source))
+
+
+@pytest.mark.parametrize("source", ["observation", "info"])
+def test_random_collection_takes_allowed_actions_alone(make_masked, source):
+    tw.rollout(make_masked(source)("Masked-v0", 3), None, 20)
+
+
+# Rewards of a variant
+
+
+def scaled(*inner):
+    def make(*args, **kwargs):
+        env = tw.make(*args, **kwargs)
+        return tw.TransformedEnv(env, *(each() for each in inner), T.ScaleReward(0.01))
+
+    return make
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("inner", [(), (T.RecordEpisodeStatistics,)], ids=["none", "recorder"])
+@pytest.mark.parametrize("script", [ppo, ppo_graph], ids=lambda script: script.__name__)
+def test_returns_are_of_the_envs_own_rewards(tmp_path, script, inner):
+    args = script.Args("Pendulum-v1", total_timesteps=1_024, out=tmp_path, **SMALL[script])
+    metrics = script.main(args, scaled(*inner))
+    assert np.mean(metrics["eval_mean_return"]) < -500
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("script", SMALL, ids=lambda script: script.__name__)
+def test_arguments_may_be_strings(script):
+    if script is not ppo_recurrent:
+        assert script.Args(out="runs").out == Path("runs")
+    rate = "policy_lr" if script is sac else "learning_rate"
+    value = getattr(script.Args(**{rate: "1e-3"}), rate)
+    assert value in (1e-3, (1e-3,))
+    assert script.Args(num_envs="8").num_envs == 8
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_envs": "many"}, {"gamma": "x"}, {"compile": "yes"}], ids=str
+)
+def test_argument_of_another_type_is_refused_by_its_name(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        ppo.Args(**given)
+
+
+@pytest.mark.parametrize("given", [{"gamma": (0.5, 0.9)}, {"num_minibatches": 3}], ids=str)
+def test_graph_refuses_arguments_that_do_not_fit_before_it_trains(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        ppo_graph.Args(**given)
+
+
+@pytest.mark.full
+def test_each_training_normalizes_rewards_with_its_own_gamma(tmp_path):
+    def checkpoint(*gamma, **given):
+        small = SMALL[ppo_graph] | {"total_timesteps": 96, "normalize_reward": True, **given}
+        args = ppo_graph.Args("Pendulum-v1", gamma=gamma, out=tmp_path, **small)
+        ppo_graph.main(args)
+        return torch.load(tmp_path / "checkpoint.pt", weights_only=True)["adam"]["params"]
+
+    both = checkpoint(0.5, 0.99, seed=5, num_seeds=2)
+    alone = checkpoint(0.99, seed=6)
+    torch.testing.assert_close(both[1], alone, atol=1e-5, rtol=1e-5)
