@@ -17,7 +17,7 @@ from statistics import fmean
 
 import torch
 import tyro
-from ppo import estimate_advantages, layer_init
+from ppo import Flags, estimate_advantages, layer_init
 from ppo_parts import cnn, train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Flags and defaults are CleanRL's, except for the game."""
 
     env_id: str = "ALE/Pong-v5"

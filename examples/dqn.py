@@ -25,7 +25,9 @@ from typing import Any
 import torch
 import tyro
 from gymnasium.spaces import Discrete
+from ppo import Flags
 from ppo_output import Checkpoint
+from ppo_parts import agent_actions, one_line
 from replay import ReplayBuffer, TorchRLReplayBuffer, td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
@@ -36,7 +38,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Flags have CleanRL's names. Frequencies count the steps of all envs together."""
 
     env_id: str = "CartPole-v1"
@@ -94,10 +96,12 @@ class Args:
 
 def make_env(args: Args, num_envs: int) -> tw.Env:
     env = tw.make(args.env_id, num_envs, device=args.device)
-    if not isinstance(env.single_action_space, Discrete):
-        fault = f"env must have Discrete actions, got {env.single_action_space}"
-        raise ValueError(f"dqn.py: {fault}. Use sac.py for a Box.")
-    return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FlattenObservation())
+    space = env.single_action_space
+    if not isinstance(space, Discrete):
+        fault = f"env must have Discrete actions, got {one_line(space)}"
+        raise ValueError(f"dqn.py: {fault}. Use sac.py for a Box, ppo.py for others.")
+    transforms = [*agent_actions(space), T.RecordEpisodeStatistics(), T.FlattenObservation()]
+    return tw.TransformedEnv(env, *transforms)
 
 
 class QNetwork(nn.Module):
@@ -257,6 +261,7 @@ def main(args: Args) -> dict[str, object]:
         torch.set_num_threads(args.num_threads)
 
     env = make_env(args, args.num_envs)
+    statistics = T.RecordEpisodeStatistics.of(env)[0]
     q_network = QNetwork(env).to(args.device)
     target_network = copy.deepcopy(q_network)
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, fused=True)
@@ -304,7 +309,7 @@ def main(args: Args) -> dict[str, object]:
             if env_steps % args.target_network_frequency < args.train_frequency:
                 update_target(target_network, q_network, args.tau)
 
-        log.record(env.transforms[0].return_queue)
+        log.record(statistics.return_queue)
         if log.is_save:
             checkpoint.save([checkpoint.process_state()])
     log.close()

@@ -96,7 +96,7 @@ tw.register("Market-v0", Market, max_episode_steps=56)
 
 
 @dataclass
-class Args:
+class Args(ppo.Flags):
     total_timesteps: int = 150_000
     """total number of env steps"""
     num_episodes: int = 256
@@ -127,6 +127,7 @@ def main(args: Args) -> dict[str, dict[str, float]]:
     results = {}
     for name, policy in {"random": None, "trained": agent.act}.items():
         episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)
+        episodes = episodes.exclude("env_index")
         results[name] = {key: value.float().mean().item() for key, value in episodes.items()}
         means = [f"{key[8:]} {value:.1f}" for key, value in results[name].items()]
         print(name, *means)  # without "episode_"

@@ -6,12 +6,11 @@ python examples/ppo.py --env-id module:Id               trains on your own env, 
 python examples/ppo.py --tensorboard --resume           logs, and continues a run that was killed
 
 A file to copy: it needs no other. Writes metrics.json, learning_curve.png and agent.pt into --out.
-Beside it, ppo_presets.json has hyperparameters, ppo_parts.py what images and multi-discrete actions
-need, ppo_output.py TensorBoard's scalars and checkpoints.
+Beside it: ppo_presets.json, hyperparameters; ppo_output.py, TensorBoard and checkpoints;
+ppo_parts.py, images, masks, layered envs, and actions but Discrete(n) and float32 vectors.
 
-The algorithm is Schulman et al. (2017) with the details of Huang et al., "The 37 Implementation
-Details of Proximal Policy Optimization" (2022), with one difference: a truncated episode is
-bootstrapped from its final observation.
+Schulman et al. (2017) with the details of Huang et al., "The 37 Implementation Details of Proximal
+Policy Optimization" (2022). One difference: truncated episodes are bootstrapped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,15 +34,27 @@ from tqdm import tqdm
 import torchwrap as tw
 from torchwrap import transforms as T
 
-DISCRETE = spaces.Discrete | spaces.MultiDiscrete
-INDUCTOR = {"cpp.use_decompose_tanh": True}  # by exp: Inductor's own takes three times as long
-
 Batch = dict[str, Tensor]
 Make = Callable[..., tw.Env]  # takes the arguments of tw.make
 
 
+class Flags:
+    """Base of flags. Numbers and paths may be strings, such as YAML's 1e-3."""
+
+    def __post_init__(self) -> None:
+        kinds = {"int": int, "float": float, "Path": Path, "bool": {}.__getitem__}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            kind = kinds.get(each.type.removesuffix(" | None"))
+            if isinstance(value, str) and kind is not None:
+                try:
+                    setattr(self, each.name, kind(value))
+                except (KeyError, ValueError):
+                    raise ValueError(f"{each.name} must be {each.type}, got {value!r}.") from None
+
+
 @dataclass
-class Args:
+class Args(Flags):
     """Flags have CleanRL's names. None takes the env's preset, or else CleanRL's value."""
 
     env_id: str = "CartPole-v1"
@@ -92,8 +103,8 @@ def fill_in(args: Args, make: Make = tw.make) -> None:
     path = Path(__file__).with_name("ppo_presets.json")
     presets = json.loads(path.read_text()) if path.exists() else {}
     probe = make(args.env_id, 1, backend=args.backend)
-    is_discrete = isinstance(probe.single_action_space, DISCRETE)
-    values = dict(DISCRETE_ACTIONS if is_discrete else CONTINUOUS_ACTIONS)
+    is_continuous = isinstance(probe.single_action_space, spaces.Box)
+    values = dict(CONTINUOUS_ACTIONS if is_continuous else DISCRETE_ACTIONS)
     values |= presets.get(args.env_id, {})
     if args.num_envs is not None:
         batch_size = values["num_envs"] * values["num_steps"]
@@ -114,14 +125,18 @@ def make_env(args: Args, num_envs: int, make: Make = tw.make, **arguments: Any) 
     if args.metrics and args.backend == "gymnasium":
         arguments["info_keys"] = list(args.metrics)
     env = make(args.env_id, num_envs, backend=args.backend, device=args.device, **arguments)
-    transforms = []
-    if not isinstance(env.single_action_space, DISCRETE):
-        transforms += [T.ClipAction()]
-    transforms += [T.RecordEpisodeStatistics(metrics=args.metrics)]
+    vector = [T.FlattenObservation()]
+    if args.normalize:
+        vector += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
+    if Path(__file__).with_name("ppo_parts.py").exists():
+        import ppo_parts
+
+        env, vector = ppo_parts.adapt(env, vector, args.metrics)
+    transforms = [T.ClipAction()] if isinstance(env.single_action_space, spaces.Box) else []
+    if not T.RecordEpisodeStatistics.of(env):
+        transforms += [T.RecordEpisodeStatistics(metrics=args.metrics)]
     if len(env.single_observation_space.shape or ()) < 2:
-        transforms += [T.FlattenObservation()]
-        if args.normalize:
-            transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
+        transforms += vector
     if args.normalize:
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
@@ -134,13 +149,10 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
 
 
 def mlp(space: spaces.Box, outputs: int, std: float, hidden_size: int) -> nn.Sequential:
-    return nn.Sequential(
-        layer_init(nn.Linear(space.shape[0], hidden_size)),
-        nn.Tanh(),
-        layer_init(nn.Linear(hidden_size, hidden_size)),
-        nn.Tanh(),
-        layer_init(nn.Linear(hidden_size, outputs), std),
-    )
+    first = layer_init(nn.Linear(space.shape[0], hidden_size))
+    second = layer_init(nn.Linear(hidden_size, hidden_size))
+    last = layer_init(nn.Linear(hidden_size, outputs), std)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 class Agent(nn.Module):
@@ -149,12 +161,13 @@ class Agent(nn.Module):
         self.action_space = env.single_action_space
         space = env.single_observation_space
         outputs = spaces.flatdim(self.action_space)  # logits, or means of a Box
+        self.is_masked = env.has_wrapper_attr("masks_first")
         make_network = mlp
         if len(space.shape) > 1:
             from ppo_parts import make_network
         self.critic = make_network(space, 1, 1.0, hidden_size)
         self.actor = make_network(space, outputs, 0.01, hidden_size)
-        if not isinstance(self.action_space, DISCRETE):
+        if isinstance(self.action_space, spaces.Box):
             self.actor_logstd = nn.Parameter(log_std * torch.ones(outputs))
 
     def get_value(self, observation: Tensor) -> Tensor:
@@ -162,33 +175,32 @@ class Agent(nn.Module):
 
     def get_distribution(self, observation: Tensor) -> Distribution:
         out = self.actor(observation.float())
+        if self.is_masked:
+            out = torch.where(observation[..., : out.shape[-1]] > 0, out, -1e8)
         if isinstance(self.action_space, spaces.MultiDiscrete):
-            import ppo_parts
+            from ppo_parts import Choices, sizes
 
-            return ppo_parts.Choices(out.split(self.action_space.nvec.tolist(), -1))
+            return Choices(out.split(sizes(self.action_space), -1))
         if isinstance(self.action_space, spaces.Discrete):
             return Categorical(logits=out, validate_args=False)
         normal = Normal(out, self.actor_logstd.exp(), validate_args=False)
-        # Independent sums log probability and entropy over the dimensions of an action.
-        return Independent(normal, 1, validate_args=False)
+        return Independent(normal, 1, validate_args=False)  # sums over dimensions of an action
 
     def act(self, td: TensorDict) -> TensorDict:
         return td.set("action", self.get_distribution(td["observation"]).sample())
 
 
 def make_collector(env: tw.Env, agent: Agent, args: Args) -> tw.Collector:
-    statistics = T.RecordEpisodeStatistics.of(env)[0].keys.values()
-    successor = ["observation", "reward", "terminated", "done", *statistics]
+    successor = ["observation", "reward", "terminated", "done"]
+    for statistics in T.RecordEpisodeStatistics.of(env):
+        successor += statistics.keys.values()
     keys = ["observation", "action", *(("next", key) for key in successor)]
     return tw.Collector(env, agent.act, args.num_steps, keys=keys)
 
 
 def gae(delta: Tensor, decay: Tensor) -> Tensor:
-    """Generalized advantage estimation: `advantage[t] = delta[t] + decay[t] * advantage[t + 1]`.
-
-    Each pass looks ahead twice as far. Where `decay` is 0, the sum ends, even if NaN follows.
-    """
-    ahead = 1
+    """`advantage[t] = delta[t] + decay[t] * advantage[t + 1]`, which ends where `decay` is 0."""
+    ahead = 1  # Each pass looks ahead twice as far.
     while ahead < delta.shape[1]:
         following = nn.functional.pad(delta[:, ahead:], (0, ahead))
         delta = delta + torch.where(decay > 0, decay * following, 0)
@@ -230,20 +242,17 @@ def ppo_loss(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Batch]:
     distribution = agent.get_distribution(mb["observation"])
     logratio = distribution.log_prob(mb["action"]) - mb["logprob"]
     ratio = logratio.exp()
-
     advantages = mb["advantage"]
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     clipped_ratio = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
-
     values = agent.get_value(mb["observation"])
     squares = (values - mb["ret"]) ** 2
     if args.clip_vloss:
         change = torch.clamp(values - mb["value"], -args.clip_coef, args.clip_coef)
         squares = torch.max(squares, (mb["value"] + change - mb["ret"]) ** 2)
     v_loss = 0.5 * squares.mean()
-
     entropy = distribution.entropy().mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     stats = {
@@ -265,16 +274,13 @@ def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> B
     return stats
 
 
-def update(
-    agent: Agent, optimizer: optim.Optimizer, batch: Batch, args: Args, gradients: Callable
-) -> Batch:
+def update(agent: Agent, optimizer: Any, batch: Batch, args: Args, gradients: Callable) -> Batch:
     """Epochs over a batch. Returns the last minibatch's figures, and the mean clipfrac."""
     clipfracs = []
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["ret"]), device=args.device)
         for rows in order.chunk(args.num_minibatches):
-            # In a graph, it would stop PyTorch 2.13 from compiling later functions.
-            optimizer.zero_grad()
+            optimizer.zero_grad()  # in a graph, it would stop PyTorch 2.13 from compiling others
             stats = gradients(agent, batch, rows, args)
             optimizer.step()
             clipfracs.append(stats["clipfrac"])
@@ -284,23 +290,17 @@ def update(
 
 
 def compiled(collect: tw.Collector, *functions: Callable) -> list[Callable]:
-    """Compiles the rollout, and returns functions that the first iteration compiles."""
+    """Compiles the rollout (of a simulator its transforms), and functions when first called."""
+    options = {"cpp.use_decompose_tanh": True}  # by exp: Inductor's own takes three times as long
     is_native = isinstance(collect.env.unwrapped, tw.FunctionalEnv)
-    # A simulator on the host runs as it is, and its transforms are compiled.
-    tw.compile(collect if is_native else collect.env, options=INDUCTOR)
+    tw.compile(collect if is_native else collect.env, options=options)
     torch._dynamo.config.trace_autograd_ops = True  # backward() becomes part of a graph
-    options = dict(fullgraph=True, dynamic=False, options=INDUCTOR)
-    return [torch.compile(function, **options) for function in functions]
+    whole = dict(fullgraph=True, dynamic=False, options=options)
+    return [torch.compile(function, **whole) for function in functions]
 
 
 class Curve(list[tuple[int, float, float, float]]):
     """By iteration: env steps, mean and standard deviation of the latest returns, and seconds."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"points": list(self)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self[:] = state["points"]
 
     def metrics(self, args: Args) -> dict[str, Any]:
         first_steps, _, _, first_seconds = self[0]  # of the iteration that compiles the update
@@ -324,12 +324,11 @@ class Curve(list[tuple[int, float, float, float]]):
         from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
         steps, mean, deviation, _ = torch.tensor(self, dtype=torch.float64).unbind(1)
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
+        axes = Figure(figsize=(7, 4), layout="constrained").subplots()
         axes.plot(steps, mean)
         axes.fill_between(steps, mean - deviation, mean + deviation, alpha=0.2)
         axes.set(title=title, xlabel="env steps", ylabel="return of the latest 100 episodes")
-        figure.savefig(path, dpi=120)
+        axes.figure.savefig(path, dpi=120)
 
 
 def finish(args: Args, env: tw.Env, agent: Agent, curve: Curve, make: Make) -> dict[str, Any]:
@@ -339,9 +338,10 @@ def finish(args: Args, env: tw.Env, agent: Agent, curve: Curve, make: Make) -> d
         # Of sampled actions: early in training, the mode can be far worse.
         episodes = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1_000_000)
     names = ("env_id", "backend", "num_envs", "seed", "device")
-    metrics = {**{name: getattr(args, name) for name in names}, **curve.metrics(args)}
-    for name, queue in T.RecordEpisodeStatistics.of(env)[0].metric_queues.items():
-        metrics[f"final_mean_{name}"] = queue.mean().item()
+    metrics = {name: getattr(args, name) for name in names} | curve.metrics(args)
+    for statistics in T.RecordEpisodeStatistics.of(env):
+        for name, queue in statistics.metric_queues.items():
+            metrics[f"final_mean_{name}"] = queue.mean().item()
     metrics["eval_mean_return"] = episodes["episode_return"].mean().item()
     text = json.dumps(metrics, indent=2)
     (args.out / "metrics.json").write_text(text + "\n")

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import tyro
 from atari_game import make_atari
-from ppo import Curve, estimate_advantages, layer_init
+from ppo import Curve, Flags, estimate_advantages, layer_init
 from ppo_parts import cnn, train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from torchwrap.wrappers import RecordVideo
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Flags have CleanRL's names."""
 
     env_id: str = "ALE/Pong-v5"

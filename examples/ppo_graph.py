@@ -21,11 +21,13 @@ from typing import Any
 
 import torch
 import tyro
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, flatdim
 from matplotlib.figure import Figure
+from ppo import Flags
+from ppo_parts import NormalizeReward, distribution, largest, mlp, per_seed, plain, to_vector
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Distribution
 from torch.func import functional_call, grad_and_value
 from tqdm import trange
 
@@ -47,7 +49,7 @@ Tensors = dict[str, Any]
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Flags have CleanRL's names. Tuples have one number, or one per seed."""
 
     env_id: str = "CartPole-v1"
@@ -71,25 +73,23 @@ class Args:
     normalize_reward: bool = False  # by running statistics
     eval_episodes: int = 128
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("learning_rate", "gamma", "ent_coef"):
+            setattr(self, name, per_seed(name, getattr(self, name), self.num_seeds))
+        if self.num_envs * self.num_steps % self.num_minibatches:
+            raise ValueError("num_minibatches must divide num_envs * num_steps.")
+
 
 def make_env(args: Args, make: Callable[..., tw.Env]) -> tw.Env:
-    env = make(args.env_id, args.num_envs, device=args.device)
-    transforms = [T.RecordEpisodeStatistics(), T.FlattenObservation(), T.NormalizeObservation()]
+    env = plain(make(args.env_id, args.num_envs, device=args.device))
+    transforms = [] if T.RecordEpisodeStatistics.of(env) else [T.RecordEpisodeStatistics()]
+    transforms += [*to_vector(env.single_observation_space), T.NormalizeObservation()]
     if isinstance(env.single_action_space, Box):
         transforms.append(T.ClipAction())
     if args.normalize_reward:
-        # Clipped, because the first rewards are divided by the deviation of few returns.
-        transforms += [T.NormalizeReward(gamma=args.gamma[0]), T.ClipReward(-10, 10)]
+        transforms += [NormalizeReward(gamma=args.gamma[0]), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
-
-
-def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
-    layers = [*hidden, nn.Linear(64, outputs)]
-    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
-        nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers)
 
 
 class Agent(nn.Module):
@@ -97,9 +97,8 @@ class Agent(nn.Module):
 
     def __init__(self, env: tw.Env) -> None:
         super().__init__()
-        space = env.single_action_space
-        self.discrete = not isinstance(space, Box)
-        self.width = int(space.n) if self.discrete else space.shape[0]
+        self.space = env.single_action_space
+        self.width = flatdim(self.space)
         inputs = env.single_observation_space.shape[0]
         self.actor = mlp(inputs, self.width, std=0.01)
         self.critic = mlp(inputs, 1, std=1.0)
@@ -107,12 +106,8 @@ class Agent(nn.Module):
         self.shapes = {name: value.shape for name, value in self.named_parameters()}
 
     def forward(self, observation: Tensor) -> tuple[Distribution, Tensor]:
-        out = self.actor(observation)
         value = self.critic(observation).squeeze(-1)
-        if self.discrete:
-            return Categorical(logits=out, validate_args=False), value
-        normal = Normal(out, self.logstd.exp(), validate_args=False)
-        return Independent(normal, 1, validate_args=False), value
+        return distribution(self.space, self.actor(observation), self.logstd), value
 
     def apply_vector(self, vector: Tensor, observation: Tensor) -> tuple[Distribution, Tensor]:
         parts = vector.split([shape.numel() for shape in self.shapes.values()])
@@ -121,13 +116,14 @@ class Agent(nn.Module):
 
     def act(self, vector: Tensor, observation: Tensor, noise: Tensor) -> Tensor:
         policy, _ = self.apply_vector(vector, observation)
-        if self.discrete:
-            return (policy.probs / noise).argmax(-1)
-        return policy.mean + policy.stddev * noise
+        if isinstance(self.space, Box):
+            return policy.mean + policy.stddev * noise
+        return largest(self.space, policy.probs / noise)
 
 
 def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
     """A pure function of the state of a training. The functions in it are those of one seed."""
+    return_key = T.RecordEpisodeStatistics.of(pure.env)[0].keys["return"]
 
     def env_step(state: TensorDict, params: Tensor, noise: Tensor) -> tuple[TensorDict, Tensors]:
         observation = state["observation"]
@@ -136,7 +132,8 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         successor = transition["next"]
         kept = {"observation": observation, "action": action}
         kept["next_observation"] = successor["observation"]
-        for key in ("reward", "terminated", "done", "episode_return"):
+        kept["return"] = successor[return_key].squeeze(-1)
+        for key in ("reward", "terminated", "done"):
             kept[key] = successor[key].squeeze(-1)
         return state, kept
 
@@ -193,7 +190,7 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         batch = vmap(lambda batch: {k: x.flatten(0, 1) for k, x in batch.items()}, 1)(batch)
         update = vmap(update_step)
         adam, loss = tw.scan(lambda carry, x: update(carry, x, batch, hyper), adam, rows)
-        returns = torch.where(rollout["done"], rollout["episode_return"], torch.nan)
+        returns = torch.where(rollout["done"], rollout["return"], torch.nan)
         return state, adam, {"loss": loss.mean(0), "return": returns.nanmean((0, -1))}
 
     backend = args.backend
@@ -208,7 +205,8 @@ def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, 
     """The random numbers of an iteration: for actions, and rows `(minibatches, size)`."""
     device = generator.device
     noise = torch.empty(args.num_steps, args.num_envs, agent.width, device=device)
-    noise = (noise.exponential_ if agent.discrete else noise.normal_)(generator=generator)
+    is_box = isinstance(agent.space, Box)
+    noise = (noise.normal_ if is_box else noise.exponential_)(generator=generator)
     size = args.update_epochs, args.num_steps * args.num_envs
     order = torch.rand(size, generator=generator, device=device).argsort(1)
     return noise, order.view(args.update_epochs * args.num_minibatches, -1)
@@ -228,6 +226,8 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     for seed in range(args.seed, args.seed + args.num_seeds):
         torch.manual_seed(seed)
         agent = Agent(env).to(args.device)
+        if args.normalize_reward:
+            env.transforms[-2].gamma.fill_(args.gamma[(seed - args.seed) % len(args.gamma)])
         vectors.append(nn.utils.parameters_to_vector(agent.parameters()).detach())
         states.append(pure.init(seed)[0])
         generators.append(torch.Generator(args.device).manual_seed(seed))

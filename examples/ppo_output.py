@@ -33,7 +33,7 @@ class Checkpoint:
     """checkpoint.pt holds all that a run needs to continue.
 
     Args:
-        parts: what has a `state_dict()`, by name; the env is added.
+        parts: lists, and what has a `state_dict()`, by name; the env is added.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Checkpoint:
         return state
 
     def save(self, processes: list[dict[str, Any]]) -> None:
-        state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
+        state: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            state[name] = list(part) if isinstance(part, list) else part.state_dict()
         state["processes"] = processes
         state["run"] = self.run
         # Rename a complete file: checkpoint.pt is whole even if the process is killed.
@@ -94,7 +96,10 @@ class Checkpoint:
         if others:
             raise ValueError(f"Checkpoint: --resume must have the run's arguments, with {others}.")
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            if isinstance(part, list):
+                part[:] = state[name]
+            else:
+                part.load_state_dict(state[name])
         process = state["processes"][rank]
         for generator, rng in zip(self.generators, process["rng"]):
             generator.set_state(rng)
@@ -112,7 +117,9 @@ class Scalars:
         from torch.utils.tensorboard import SummaryWriter
 
         self.batch_size = args.num_envs * args.num_steps
-        self.keys = T.RecordEpisodeStatistics.of(env)[0].keys
+        self.keys: dict[str, str] = {}
+        for recorder in reversed(T.RecordEpisodeStatistics.of(env)):  # the innermost has the return
+            self.keys |= recorder.keys
         # Purge the scalars that a killed run wrote after its last checkpoint.
         self.writer = SummaryWriter(args.out, purge_step=first * self.batch_size + 1)
 

@@ -2,6 +2,7 @@
 
 python examples/ppo_recurrent.py                reaches 500 in half a minute
 python examples/ppo_recurrent.py --compile      compiles the rollout, resets of the state included
+python examples/ppo_recurrent.py --env-id Pendulum-v1   another env, as it is
 
 `PolicyState` declares the hidden state of the policy. The env carries it from step to step, and
 starts it at zero in each episode. The update starts from the stored state of each chunk: truncated
@@ -15,19 +16,21 @@ from dataclasses import dataclass
 
 import torch
 import tyro
-from gymnasium.spaces import Box
-from ppo import estimate_advantages, layer_init
-from ppo_parts import train_epochs
+from gymnasium.spaces import Box, flatdim
+from ppo import Flags, estimate_advantages, layer_init
+from ppo_parts import distribution, plain, to_vector, train_epochs
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Distribution
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
+    env_id: str = "CartPole-v1"
+    """the id of the environment; CartPole-v1 hides its velocities"""
     seed: int = 1
     """seed of the environments and of PyTorch"""
     compile: bool = False
@@ -61,10 +64,16 @@ def positions(observation: Tensor) -> Tensor:
 
 
 def make_env(args: Args, num_envs: int) -> tw.Env:
+    env = plain(tw.make(args.env_id, num_envs))
+    actions = [T.ClipAction()] if isinstance(env.single_action_space, Box) else []
+    observations = to_vector(env.single_observation_space)
+    if args.env_id == "CartPole-v1":
+        observations = [T.TransformObservation(positions, Box(-10, 10, (2,)))]
     return tw.TransformedEnv(
-        tw.make("CartPole-v1", num_envs),
+        env,
+        *actions,
         T.RecordEpisodeStatistics(),
-        T.TransformObservation(positions, Box(-10, 10, (2,))),
+        *observations,
         T.NormalizeObservation(),
         T.NormalizeReward(gamma=args.gamma),
         tw.PolicyState({"hidden": (args.hidden_size,)}),
@@ -72,12 +81,18 @@ def make_env(args: Args, num_envs: int) -> tw.Env:
 
 
 class Agent(nn.Module):
-    def __init__(self, args: Args) -> None:
+    def __init__(self, args: Args, env: tw.Env | None = None) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(layer_init(nn.Linear(2, args.hidden_size)), nn.Tanh())
+        env = make_env(args, 1) if env is None else env
+        self.action_space = env.single_action_space
+        inputs = env.single_observation_space.shape[0]
+        outputs = flatdim(self.action_space)  # logits, or means of a Box
+        self.encoder = nn.Sequential(layer_init(nn.Linear(inputs, args.hidden_size)), nn.Tanh())
         self.cell = nn.GRUCell(args.hidden_size, args.hidden_size)
-        self.actor = layer_init(nn.Linear(args.hidden_size, 2), std=0.01)
+        self.actor = layer_init(nn.Linear(args.hidden_size, outputs), std=0.01)
         self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
+        if isinstance(self.action_space, Box):
+            self.log_std = nn.Parameter(torch.zeros(outputs))
 
     def remember(self, observation: Tensor, hidden: Tensor) -> Tensor:
         """The state after an observation. All dimensions but the last are batch dimensions."""
@@ -93,8 +108,9 @@ class Agent(nn.Module):
             states.append(hidden)
         return torch.stack(states, 1)
 
-    def get_distribution(self, hidden: Tensor) -> Categorical:
-        return Categorical(logits=self.actor(hidden), validate_args=False)
+    def get_distribution(self, hidden: Tensor) -> Distribution:
+        log_std = getattr(self, "log_std", None)
+        return distribution(self.action_space, self.actor(hidden), log_std)
 
     def act(self, td: TensorDict) -> TensorDict:
         hidden = self.remember(td["observation"], td["hidden"])
@@ -136,7 +152,8 @@ def main(args: Args) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     env = make_env(args, args.num_envs)
-    agent = Agent(args)
+    statistics = T.RecordEpisodeStatistics.of(env)[0]
+    agent = Agent(args, env)
     collect = tw.Collector(env, agent.act, args.num_steps)
     if args.compile:
         tw.compile(collect)
@@ -151,7 +168,7 @@ def main(args: Args) -> float:
         batch = make_batch(agent, data, args)
         train_epochs(agent, optimizer, batch, args, ppo_loss)  # whole envs keep time in order
         if iteration % 25 == 24:
-            mean = env.transforms[0].return_queue.mean()
+            mean = statistics.return_queue.mean()
             print(f"{(iteration + 1) * batch_size:>8} env steps: mean return {mean:.0f}")
     test_env = make_env(args, 20)
     test_env.load_state_dict(env.state_dict())

@@ -24,7 +24,9 @@ import torch
 import tyro
 from dqn import Log, compiled, make_buffer, make_collector, update_target
 from gymnasium.spaces import Box
+from ppo import Flags
 from ppo_output import Checkpoint
+from ppo_parts import agent_actions, one_line
 from replay import td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
@@ -34,7 +36,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Flags have CleanRL's names."""
 
     env_id: str = "Pendulum-v1"
@@ -92,11 +94,14 @@ class Args:
 
 def make_env(args: Args, num_envs: int) -> tw.Env:
     env = tw.make(args.env_id, num_envs, device=args.device)
-    if not isinstance(env.single_action_space, Box):
-        fault = f"env must have actions in a Box, got {env.single_action_space}"
-        raise ValueError(f"sac.py: {fault}. Use dqn.py for Discrete actions.")
-    transforms = [T.RescaleAction(-1, 1), T.RecordEpisodeStatistics(), T.FlattenObservation()]
-    return tw.TransformedEnv(env, *transforms)
+    space = env.single_action_space
+    is_box = isinstance(space, Box) and space.dtype.kind == "f"
+    if not is_box or not space.is_bounded() or not (space.low < space.high).all():
+        fault = f"env must have actions in a bounded Box of floats, got {one_line(space)}"
+        raise ValueError(f"sac.py: {fault}. Use ppo.py, or dqn.py for Discrete actions.")
+    rescaled = Box(-1, 1, space.shape, space.dtype)
+    actions = [T.RescaleAction(-1, 1), *agent_actions(rescaled)]
+    return tw.TransformedEnv(env, *actions, T.RecordEpisodeStatistics(), T.FlattenObservation())
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -207,6 +212,7 @@ def main(args: Args) -> dict[str, object]:
         torch.set_num_threads(args.num_threads)
 
     env = make_env(args, args.num_envs)
+    statistics = T.RecordEpisodeStatistics.of(env)[0]
     agent = Agent(env, args).to(args.device)
     critic_optimizer = optim.Adam(agent.critic.parameters(), args.q_lr, fused=True)
     actor_optimizer = optim.Adam(agent.actor.parameters(), args.policy_lr, fused=True)
@@ -257,7 +263,7 @@ def main(args: Args) -> dict[str, object]:
                         parameter.grad = gradient
                     actor_optimizer.step()
 
-        log.record(env.transforms[1].return_queue[-10:])
+        log.record(statistics.return_queue[-10:])
         if log.is_save:
             checkpoint.save([checkpoint.process_state()])
     log.close()

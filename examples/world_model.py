@@ -19,6 +19,7 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
+from ppo import Flags
 from replay import SequenceBuffer, TorchRLSequenceBuffer
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from torchwrap import random
 
 
 @dataclass
-class Args:
+class Args(Flags):
     seed: int = 1
     """seed of the environments and of PyTorch"""
     torchrl_buffer: bool = False
