@@ -34,14 +34,11 @@ from tqdm import trange
 import torchwrap as tw
 from torchwrap import transforms as T
 
+# A tanh by exp takes a third of the time, and loops over kernels in C++ a tenth less. Apart from the
+# kernels, those compile without optimization, in half of the time.
+CPU = ("cpp.use_decompose_tanh", "cpp_wrapper", "cpp_wrapper_build_separate")
 OPTIONS = {
-    # A tanh by exp takes a third of the time, and loops over kernels in C++ a tenth less. Apart from
-    # the kernels, those compile without optimization, in half of the time.
-    "cpu": {
-        "cpp.use_decompose_tanh": True,
-        "cpp_wrapper": True,
-        "cpp_wrapper_build_separate": True,
-    },
+    "cpu": dict.fromkeys(CPU, True),
     "cuda": {"score_fusion_memory_threshold": 256},  # for Triton before 3.8 (its issue 8257)
 }
 
@@ -85,8 +82,7 @@ def make_env(args: Args, make: Callable[..., tw.Env]) -> tw.Env:
     env = plain(make(args.env_id, args.num_envs, device=args.device))
     transforms = [] if T.RecordEpisodeStatistics.of(env) else [T.RecordEpisodeStatistics()]
     transforms += [*to_vector(env.single_observation_space), T.NormalizeObservation()]
-    if isinstance(env.single_action_space, Box):
-        transforms.append(T.ClipAction())
+    transforms += [T.ClipAction()] if isinstance(env.single_action_space, Box) else []
     if args.normalize_reward:
         transforms += [NormalizeReward(gamma=args.gamma[0]), T.ClipReward(-10, 10)]
     return tw.TransformedEnv(env, *transforms)
@@ -130,8 +126,7 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         action = agent.act(params, observation, noise)
         state, transition, _ = pure.step(state, action)
         successor = transition["next"]
-        kept = {"observation": observation, "action": action}
-        kept["next_observation"] = successor["observation"]
+        kept = {"observation": observation, "action": action, "successor": successor["observation"]}
         kept["return"] = successor[return_key].squeeze(-1)
         for key in ("reward", "terminated", "done"):
             kept[key] = successor[key].squeeze(-1)
@@ -141,7 +136,7 @@ def make_iteration(args: Args, pure: Any, agent: Agent) -> Callable[..., Any]:
         policy, value = agent.apply_vector(params, rollout["observation"])
         # Where an episode ended, this is the final observation: a truncated one is bootstrapped
         # from it. A terminated one may be NaN, and NaN * 0 is NaN.
-        _, next_value = agent.apply_vector(params, rollout["next_observation"])
+        _, next_value = agent.apply_vector(params, rollout["successor"])
         next_value = torch.where(rollout["terminated"], 0, next_value)
         return {
             "delta": rollout["reward"] + gamma * next_value - value,
