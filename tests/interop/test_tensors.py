@@ -215,6 +215,13 @@ UNFIT = {
 }
 
 
+def test_levels_that_are_no_dict_are_refused_by_a_trainer():
+    sb3 = pytest.importorskip("torchwrap.interop.sb3")
+    env = from_functions(print, print, 2, BOX, BOX, levels=lambda: torch.ones(2))
+    with pytest.raises(TypeError, match="levels"):
+        sb3.to_sb3(env)
+
+
 @pytest.mark.parametrize("name", UNFIT)
 def test_unfit_argument_is_refused_at_construction(name):
     value, error = UNFIT[name]

@@ -48,6 +48,9 @@ def compile(
     collector does not check the bounds of actions, because the host would wait for them. The logger
     "torchwrap" reports each compilation at level INFO.
 
+    Several threads may compile. Meanwhile, PyTorch refuses calls of what `torch.compile` has
+    compiled, in all threads; so take no other backend than "inductor" and "eager" then.
+
     Args:
         target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.

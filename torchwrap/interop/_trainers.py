@@ -95,8 +95,12 @@ class Params:
         if isinstance(base, FunctionalEnv):
             return base.params
         # Asked for each time, because a simulator may replace its tensors.
-        levels = getattr(base, "functions", {}).get("levels")
-        return {} if levels is None else levels()
+        function = getattr(base, "functions", {}).get("levels")
+        levels = {} if function is None else function()
+        if not isinstance(levels, dict):
+            must = "levels must return a dict of tensors by name"
+            raise TypeError(refusal("from_functions", must, type(levels).__name__))
+        return levels
 
 
 def warn_untrained(owner: str, env: Env) -> None:
