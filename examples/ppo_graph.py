@@ -34,8 +34,8 @@ from tqdm import trange
 import torchwrap as tw
 from torchwrap import transforms as T
 
-# A tanh by exp takes a third of the time, and loops over kernels in C++ a tenth less. Apart from the
-# kernels, those compile without optimization, in half of the time.
+# A tanh by exp takes a third of the time, and loops over kernels in C++ a tenth less. Apart from
+# the kernels, those compile without optimization, in half of the time.
 CPU = ("cpp.use_decompose_tanh", "cpp_wrapper", "cpp_wrapper_build_separate")
 OPTIONS = {
     "cpu": dict.fromkeys(CPU, True),
