@@ -29,8 +29,9 @@ from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop._engines import NO_LIMIT, NUM_SEEDS
+from torchwrap.interop._infos import InfoKeys, info_spaces
 from torchwrap.interop._workers import WorkerEnv, answer_time
-from torchwrap.interop.gymnasium import GymnasiumEnv, InfoKeys, info_spaces
+from torchwrap.interop.gymnasium import GymnasiumEnv
 from torchwrap.random import fresh_seed
 from torchwrap.transforms.episode import TimeLimit
 from torchwrap.transforms.transform import Transform

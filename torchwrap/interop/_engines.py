@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Options
+from torchwrap.interop._infos import Info, Infos, Mask
 from torchwrap.interop._simulator import check_reset, check_tuple
 
 NUM_SEEDS = 2**31
@@ -33,18 +34,11 @@ NO_LIMIT = 2**31 - 1
 
 NEW_ENV = "Call env.close() and make a new env"
 
-Mask = NDArray[np.bool_]
-
 COLUMNS: dict[str, DTypeLike] = {
     "reward": np.float32,
     "terminated": np.bool_,
     "truncated": np.bool_,
 }
-
-Info = dict[str, Any]
-
-Infos = list[tuple[Info, Mask]]
-"""Batched infos, each with the mask of the rows that it belongs to."""
 
 Arrays = list[NDArray[Any]]
 """A batch of observations: an array per leaf of their space, in new memory and its dtype."""
@@ -577,24 +571,6 @@ def _spread(values: NDArray[Any], rows: Mask) -> NDArray[Any]:
     """Values of the rows of a mask as a batch of all rows. The others repeat one of them."""
     latest = np.cumsum(rows) - 1
     return values[np.maximum(latest, 0)]
-
-
-def cast_info(
-    value: Any,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-) -> NDArray[Any]:
-    """Numbers of an info in a shape and dtype. Raises a ValueError if one of them would change."""
-    given = np.asarray(value)
-    if given.dtype == object:  # Gymnasium's, for all but a few types
-        given = np.asarray(given.tolist())
-    given = given.reshape(shape)
-    with np.errstate(invalid="ignore"):
-        cast = given.astype(dtype)
-    changes = dtype.kind != "f" and (cast != given).any()
-    if given.dtype.kind in "SU" or changes:
-        raise ValueError(f"{dtype} cannot hold {value!r}")
-    return cast
 
 
 # Checks of what Gymnasium's envs return.

@@ -20,12 +20,11 @@ from torchwrap._core.errors import refusal
 from torchwrap.interop._engines import (
     NEW_ENV,
     Engine,
-    Mask,
-    cast_info,
     check_result,
     interrupted,
     set_attribute,
 )
+from torchwrap.interop._infos import Mask, cast_info
 
 PATIENCE = 5.0  # seconds in which workers can end by themselves before they are killed
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 
 from torchwrap import spaces
@@ -26,15 +23,12 @@ from torchwrap.interop._engines import (
     Engine,
     EnvPool,
     Games,
-    Infos,
     Sync,
-    cast_info,
 )
+from torchwrap.interop._infos import InfoKeys, InfoReader
 from torchwrap.interop._simulator import MethodOfEach, PerEnv, SimulatorEnv
 from torchwrap.interop._workers import Async, answer_time
 from torchwrap.spaces import Signature
-
-InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
 
 _ENGINES: dict[str, type[Engine]] = {
     "envpool": EnvPool,
@@ -101,10 +95,10 @@ class GymnasiumEnv(SimulatorEnv):
         spec: EnvSpec | None = None,
     ) -> None:
         _check_vector_env(vector_env)
-        declared = info_spaces(info_keys)
         spec = spec or _spec_of(vector_env)
         name = type(self).__name__ if spec is None else spec.id
-        engine = _make_engine(vector_env, name, declared, worker_timeout)
+        infos = InfoReader(name, info_keys, vector_env.num_envs)
+        engine = _make_engine(vector_env, name, infos.spaces, worker_timeout)
         limit = engine.max_episode_steps
         if spec is not None:
             # A TimeLimit within the envs may be stricter than the registered limit.
@@ -125,13 +119,8 @@ class GymnasiumEnv(SimulatorEnv):
         )
         self._engine = engine
         self.same_step = engine.same_step
-        self.info_spaces = declared
-        # The infos that came with the latest observations, from a step or a reset.
-        self._infos: dict[str, Any] = {}
-        for key, space in declared.items():
-            self._infos[key] = create_empty_array(space, vector_env.num_envs)
-        # Names without a space that no info has held yet: perhaps typos.
-        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
+        self._infos = infos
+        self.info_spaces = infos.spaces
         self._next_seed: int | None = None  # The next `_reset` gives row 0 this seed.
 
     @property
@@ -146,11 +135,8 @@ class GymnasiumEnv(SimulatorEnv):
         for name, column in columns.items():
             successor[name] = spaces.tensor(column, self.signature.device)
         if self.info_spaces:
-            self._read_infos(infos)
             done = columns["terminated"] | columns["truncated"]
-            if self._unseen_info_keys and done.any():
-                must = "info_keys must be entries of the info of a step or a reset"
-                raise ValueError(refusal(self._label, must, sorted(self._unseen_info_keys)))
+            self._infos.read(infos, has_end=bool(done.any()))
             successor |= self._root_info()
         return tensordict(successor, self.signature.num_envs)
 
@@ -161,7 +147,7 @@ class GymnasiumEnv(SimulatorEnv):
             self._engine.start_games()
         arrays, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
-            self._read_infos(infos)
+            self._infos.read(infos)
         return tensordict({"observation": self._observation(arrays)}, self.signature.num_envs)
 
     def _leave_out(self, rows: RowMask) -> None:
@@ -195,33 +181,10 @@ class GymnasiumEnv(SimulatorEnv):
     def _check_usable(self) -> None:
         self._engine.check_usable()
 
-    # Infos.
-
-    def _read_infos(self, infos: Infos) -> None:
-        """Copies the entries of infos. Rows whose info lacks an entry get zeros."""
-        for info, rows in infos:
-            for name, values in self._infos.items():
-                values[rows] = 0
-                if name not in info:
-                    continue
-                self._unseen_info_keys.discard(name)
-                # Gymnasium writes the mask of the rows with this entry under "_name".
-                has_entry = rows & info.get(f"_{name}", True)
-                try:
-                    entries = np.asarray(info[name])[has_entry]
-                    shape = (-1, *values.shape[1:])
-                    values[has_entry] = cast_info(entries, shape, values.dtype)
-                except (IndexError, OverflowError, TypeError, ValueError):
-                    must = f"info[{name!r}] must fit {self.info_spaces[name]}"
-                    raise ValueError(refusal(self._label, must, repr(info[name]))) from None
-
     def _root_info(self) -> dict[str, spaces.Value]:
         if not self.info_spaces:
             return {}
-        tensors = {}
-        for name, values in self._infos.items():
-            tensors[name] = spaces.tensor(values.copy(), self.device)
-        return {"info": tensordict(tensors, self.num_envs)}
+        return {"info": self._infos.values(self.device)}
 
     # The envs of the simulator.
 
@@ -273,19 +236,6 @@ def _check_vector_env(vector_env: Any) -> None:
         must = "vector_env must be a gymnasium.vector.VectorEnv"
         got = type(vector_env).__name__
         raise TypeError(refusal("from_gymnasium", must, got, "Make one with gymnasium.make_vec"))
-
-
-def info_spaces(info_keys: InfoKeys) -> dict[str, Space[Any]]:
-    """The declared spaces of infos by name."""
-    owner = "from_gymnasium"
-    if not isinstance(info_keys, Mapping):
-        names = validation.names(owner, "info_keys", info_keys)
-        return dict.fromkeys(names, spaces.REWARD)
-    for name, space in info_keys.items():
-        if spaces.children(space) is not None:
-            must = f"info_keys[{name!r}] must be the space of a single array"
-            raise TypeError(refusal(owner, must, space))
-    return dict(info_keys)
 
 
 def _spec_of(vector_env: VectorEnv[Any, Any, Any]) -> EnvSpec | None:

@@ -17,7 +17,8 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _simulator, _trainers
-from torchwrap.interop._engines import Info, Mask, autoreset_mode_of
+from torchwrap.interop._engines import autoreset_mode_of
+from torchwrap.interop._infos import Info, Mask
 
 Result = tuple[Any, NDArray[np.float64], Mask, Mask, Info]
 """Observations, rewards, terminations, truncations, infos."""
