@@ -390,7 +390,7 @@ def _check_functions(make: MakeEnv) -> None:
 
 def _check_twins(make: MakeEnv) -> None:
     env, other, actions = _make_twins(make)
-    promise = "two envs that `make` makes must be equal: draw nothing in constructors"
+    promise = "two envs of `make` must be equal: make each anew, and draw nothing in constructors"
     _require_equal_steps(_steps(env, actions), _steps(other, actions), promise)
 
 
