@@ -260,7 +260,9 @@ class Env(BatchedModule):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        return self._checked_step(td, self._compiled or self._step_and_reset, "step()")
+        step = self._compiled or self._step_and_reset
+        given = self._with_action(self._check_ready("step()"), td)
+        return self._drive("step()", self._transition, given, step)
 
     @torch.no_grad()
     def step_without_reset(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -280,15 +282,8 @@ class Env(BatchedModule):
         step = self._step_only
         if self._compiled is not None:
             step = self._compiled.without_reset
-        return self._checked_step(td, step, "step_without_reset()")
-
-    def _checked_step(
-        self, td: TensorDict | Tensor, step: Step, call: str
-    ) -> tuple[TensorDict, TensorDict]:
-        """Checks a root with an action, or completes a bare action, and takes the step."""
-        given = self._with_action(self._check_ready(call), td)
-        self._check_step_input(given)
-        return self._drive(call, self._transition, given, step)
+        given = self._with_action(self._check_ready("step_without_reset()"), td)
+        return self._drive("step_without_reset()", self._transition, given, step)
 
     def _drive(
         self, call: str, function: Callable[..., tuple[Result, Root]], *args: Any
@@ -318,8 +313,8 @@ class Env(BatchedModule):
         successor, root = step(action, state)
         return td.set("next", successor), root
 
-    def _with_action(self, root: TensorDict, given: Any) -> Any:
-        """Returns a root with an action. A bare action is put into a copy of the last root.
+    def _with_action(self, root: TensorDict, given: Any, bounds: bool = True) -> Any:
+        """Returns a checked root with an action. A bare one is put into a copy of the last root.
 
         Then the policy's state does not change in this step.
         """
@@ -328,15 +323,16 @@ class Env(BatchedModule):
             # If the space itself has a key "action", only the root holds a TensorDict there.
             is_root = isinstance(given.get("action", None), TensorDictBase)
             is_action = set(given.keys()) == self._action_keys and not is_root
-        if not is_action:
-            return given
-        entries: dict[str, Any] = dict(root.items())
-        entries["action"] = given
-        entries.pop("next", None)
-        state = {name: root[name] for name in self.signature.policy_state}
-        if state:
-            entries["next"] = tensordict(state, self.num_envs)
-        return tensordict(entries, self.num_envs)
+        if is_action:
+            entries: dict[str, Any] = dict(root.items())
+            entries["action"] = given
+            entries.pop("next", None)
+            state = {name: root[name] for name in self.signature.policy_state}
+            if state:
+                entries["next"] = tensordict(state, self.num_envs)
+            given = tensordict(entries, self.num_envs)
+        self._check_step_input(given, bounds)
+        return given
 
     # Resets and steps without checks. `torchwrap.compile` and `pure` trace each as a whole.
 

@@ -366,8 +366,8 @@ def check(
     `what` names the value in the message. With `bounds`, discrete values are checked too if the
     host can read them without a device sync.
     """
-    subspaces = children(space)
-    if subspaces is not None:
+    if not isinstance(space, _TENSOR_SPACES):
+        subspaces = children(space) or {}
         keys = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value)
         if keys != sorted(subspaces):
             must = f"{what} must be a TensorDict with keys {sorted(subspaces)}"

@@ -176,8 +176,7 @@ class PureEnv:
         """
         self._check_state("step", state)
         env = self.env
-        td = env._with_action(self._root(state), action)
-        env._check_step_input(td, bounds=False)
+        td = env._with_action(self._root(state), action, bounds=False)
         buffers = dict(state["buffers"].items())
         transition, entries = env._transition(td, partial(self._call, self._step, buffers))
         next_state, root = self._results(buffers, entries)
