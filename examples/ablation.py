@@ -3,8 +3,9 @@
 python examples/ablation.py                 the maze: networks, and what the agent sees
 python examples/ablation.py --seed 201      the seeds 201 to 203; other flags are those of ppo.py
 
-A variant is a function that takes the place of tw.make. Writes ablation.png into --out. If it is
-killed, the same command continues it.
+A variant is a function that takes the place of tw.make, and may put transforms on the env. Returns
+are of the env's own rewards. Writes ablation.png into --out. If it is killed, the same command
+continues it.
 """
 
 from __future__ import annotations

@@ -7,15 +7,74 @@ Datasets are below MINARI_DATASETS_PATH, or ~/.minari/datasets. Needs the extra 
 
 from __future__ import annotations
 
+import copy
+
+import gymnasium
 import minari
 import torch
 from gymnasium.spaces import Tuple
 from minari import EpisodeData
 from minari.data_collector import EpisodeBuffer
+from ppo_parts import put_below
 from replay import ReplayBuffer, episodes
 from tensordict import TensorDict
 
 import torchwrap as tw
+from torchwrap import transforms as T
+
+# Arguments of tw.make that gymnasium.make does not take
+BATCHED = "num_envs backend device first_index vectorization_mode info_keys params worker_timeout"
+
+
+class OwnSteps(T.Transform):
+    """Adds the action that the env gets, and its reward, to the info of each step."""
+
+    def setup(self, signature: tw.Signature) -> tw.Signature:
+        action = tw.spaces.zeros(signature.single_action_space, signature.num_envs)
+        self.register_env_buffer("own_action", action.to(signature.device))
+        return signature
+
+    def action(self, action: torch.Tensor) -> torch.Tensor:
+        self.own_action.copy_(action)
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        td["info", "own_action"] = self.own_action.clone()
+        td["info", "own_reward"] = td["reward"].clone()
+        return td
+
+
+def with_own_steps(env: tw.Env) -> tw.Env:
+    """The env for a collection that `write` stores, if its layers change actions or rewards."""
+    return put_below(env, OwnSteps())
+
+
+def changes_steps(env: tw.Env) -> bool:
+    """Whether a layer may change actions or rewards."""
+    while isinstance(env, tw.TransformedEnv):
+        for layer in env.transforms.flat():
+            kind = type(layer)
+            is_foreign = not kind.__module__.startswith("torchwrap.")
+            changes_reward = isinstance(layer, T.RewardTransform)
+            changes_reward |= is_foreign and kind.step is not T.Transform.step
+            if changes_reward or kind.action is not T.Transform.action:
+                return True
+        env = env.env
+    return isinstance(env, tw.Wrapper)
+
+
+def env_spec(env: tw.Env) -> gymnasium.envs.registration.EnvSpec | None:
+    """The spec by which Gymnasium makes the env, if it can."""
+    spec = env.spec
+    if spec is None or spec.id not in gymnasium.registry:
+        return None
+    single = copy.deepcopy(gymnasium.spec(spec.id))
+    if not isinstance(single.entry_point, str):
+        return None
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in BATCHED.split()}
+    single.kwargs |= kwargs
+    single.max_episode_steps = spec.max_episode_steps
+    return single
 
 
 def to_minari(episode: TensorDict) -> EpisodeBuffer:
@@ -24,8 +83,8 @@ def to_minari(episode: TensorDict) -> EpisodeBuffer:
     observations = torch.cat([episode["observation"], successor["observation"][-1:]])
     return EpisodeBuffer(
         observations=observations.numpy(),  # a dict, if they are a TensorDict
-        actions=episode["action"].numpy(),
-        rewards=successor["reward"].flatten().numpy(),
+        actions=successor.get(("info", "own_action"), episode["action"]).numpy(),
+        rewards=successor.get(("info", "own_reward"), successor["reward"]).flatten().numpy(),
         terminations=successor["terminated"].flatten().numpy(),
         truncations=successor["truncated"].flatten().numpy(),
     )
@@ -50,12 +109,23 @@ def from_minari(episode: EpisodeData) -> TensorDict:
     return steps
 
 
-def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDataset:
+def write(
+    dataset_id: str, data: TensorDict, env: tw.Env, transformed: bool = False
+) -> minari.MinariDataset:
     """Writes the whole episodes of a collection, which ends some and leaves others open.
 
     The first step of an env counts as that of an episode, unless `is_init` is there and not set: of
-    a collection that goes on in mid-episode, leave out the first episodes.
+    a collection that goes on in mid-episode, leave out the first episodes. Observations are those
+    of the collection. Actions and rewards are the env's own, unless `transformed` is set.
     """
+    action_space = env.single_action_space
+    if transformed:
+        data = data.exclude(("next", "info"))
+    elif ("next", "info", "own_reward") in data.keys(True):
+        action_space = env.unwrapped.single_action_space
+    elif changes_steps(env):
+        must = "env must be collected from as `with_own_steps(env)`"
+        raise ValueError(f"write: {must}, because its layers change actions or rewards: {env}.")
     for space in (env.single_observation_space, env.single_action_space):
         if isinstance(space, Tuple):
             raise ValueError(
@@ -69,8 +139,9 @@ def write(dataset_id: str, data: TensorDict, env: tw.Env) -> minari.MinariDatase
     return minari.create_dataset_from_buffers(
         dataset_id,
         [to_minari(episode) for episode in whole],
+        env=env_spec(env),
         observation_space=env.single_observation_space,
-        action_space=env.single_action_space,
+        action_space=action_space,
         jpeg_encoding=False,  # images as they are
     )
 

@@ -103,16 +103,21 @@ class MasksFirst(T.FlattenObservation):
     masks_first = True
 
 
-def record_own_rewards(env: tw.Env, metrics: dict[str, str] | None) -> tw.Env:
-    """Puts RecordEpisodeStatistics below the layers that may change an env's rewards."""
+def put_below(env: tw.Env, transform: T.Transform) -> tw.Env:
+    """The env with a transform below its other layers, but above repeated actions."""
     layers = [env]
     while isinstance(layers[-1], tw.Wrapper) and not isinstance(layers[-1], REPEATS):
         layers.append(layers[-1].env)
-    own = tw.TransformedEnv(layers.pop(), T.RecordEpisodeStatistics(stats_key="own"))
-    if layers:
-        layers[-1].env = own
-    else:
-        env = own
+    inner = tw.TransformedEnv(layers.pop(), transform)
+    if not layers:
+        return inner
+    layers[-1].env = inner
+    return env
+
+
+def record_own_rewards(env: tw.Env, metrics: dict[str, str] | None) -> tw.Env:
+    """Puts RecordEpisodeStatistics below the layers that may change an env's rewards."""
+    env = put_below(env, T.RecordEpisodeStatistics(stats_key="own"))
     if metrics:  # of infos that the layers may add
         statistics = T.RecordEpisodeStatistics(stats_key="agent", metrics=metrics)
         env = tw.TransformedEnv(env, statistics)

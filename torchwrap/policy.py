@@ -177,9 +177,9 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
-        masks = td.get(("info", "action_masks"), None)
-        masks = td.get(("observation", "action_masks"), masks)
-        return td.set("action", env.sample_action(masks))
+        # Of the observation or the info.
+        masks = [value for key, value in td.items(True, True) if key[-1] == "action_masks"]
+        return td.set("action", env.sample_action(*masks[:1]))
     result = policy(td)
     if isinstance(result, dict):
         result = TensorDict(result, td.batch_size)

@@ -402,3 +402,24 @@ def test_minari_dataset_holds_the_whole_episodes(tmp_path, monkeypatch):
         transitions = dataset_of.from_minari(episode)
         assert (transitions == expected.select(*transitions.keys(True, True))).all()
     assert dataset_of.read(dataset).num_steps == 13
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of missing metadata
+def test_minari_dataset_holds_actions_and_rewards_of_the_env_itself(tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    dataset_of = load_example("minari_dataset")
+    env = tw.make("Pendulum-v1", 2, max_episode_steps=9)
+    env = tw.TransformedEnv(env, T.ClipAction(), T.RecordEpisodeStatistics(), T.NormalizeReward())
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="with_own_steps"):
+        dataset_of.write("own/test-v0", tw.rollout(env, None, 9), env)
+    env = dataset_of.with_own_steps(env)
+    env.reset(seed=0)
+    data = tw.rollout(env, lambda td: torch.full((2, 1), 5.0), 9)
+    dataset = dataset_of.write("own/test-v0", data, env)
+    returns = [episode.rewards.sum() for episode in dataset.iterate_episodes()]
+    assert returns == pytest.approx(data["next", "episode_return"][:, -1, 0].tolist())
+    assert all((episode.actions == 2).all() for episode in dataset.iterate_episodes())
+    assert dataset.spec.env_spec.id == "Pendulum-v1"
+    assert dataset.spec.action_space == Box(-2, 2, (1,))
