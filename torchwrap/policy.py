@@ -177,8 +177,8 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
         for name in env.signature.policy_state:
             td["next", name] = td[name].clone()
-        # Of the observation or the info.
-        masks = [value for key, value in td.items(True, True) if key[-1] == "action_masks"]
+        entries = td.items(True, True)  # of the observation and the info, too
+        masks = [value for key, value in entries if key[-1] == "action_masks"]
         return td.set("action", env.sample_action(*masks[:1]))
     result = policy(td)
     if isinstance(result, dict):

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO, SAC
 from torch import nn
@@ -42,6 +43,21 @@ def test_exported_actions_of_sb3_are_those_of_predict(unvalidated, kind, make):
     expected, _ = model.predict(observation.numpy(), deterministic=True)
     assert np.abs(expected).min() > 1.5
     np.testing.assert_allclose(deployed(observation), expected, rtol=1e-5)
+
+
+def test_exported_policy_of_sb3_takes_a_dict(unvalidated):
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Discrete(3))
+    env = ScriptedEnv(4, observation_space=space, action_space=spaces.Discrete(5))
+    model = PPO("MultiInputPolicy", to_sb3(env), seed=0, device="cpu")
+
+    def policy(td):
+        return model.policy._predict(td["observation"].to_dict(), deterministic=True)
+
+    deployed = tw.deploy(env, policy)
+    observation = {"a": torch.randn(64, 2), "b": torch.randint(3, (64,))}
+    arrays = {key: value.numpy() for key, value in observation.items()}
+    expected, _ = model.predict(arrays, deterministic=True)
+    np.testing.assert_array_equal(deployed(observation), expected)
 
 
 # What an error advises works.
