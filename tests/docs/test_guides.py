@@ -77,6 +77,13 @@ def test_commands_fit_their_scripts(page, monkeypatch):
                 tyro.cli(script.Args, args=shlex.split(flags, comments=True))
 
 
+def test_recipes_have_twelve_lines_or_less():
+    page = (EXAMPLES / "guides" / "recipes.md").read_text()
+    for match in BLOCK.finditer(page):
+        lines = [line for line in match[1].splitlines() if line.strip()]
+        assert len(lines) <= 12, match[1]
+
+
 def anchors(page):
     for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
         name = re.sub(r"[^\w\- ]", "", heading.lower())
