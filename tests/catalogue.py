@@ -14,6 +14,7 @@ import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
 DICT = spaces.Dict(
@@ -61,6 +62,14 @@ class StatefulRnn(nn.Module):
     def forward(self, td):
         output, self.hidden = self.cell(td["observation"].unsqueeze(0), self.hidden)
         return output.squeeze(0)
+
+
+class VmappedPendulum(Pendulum):
+    broadcasts = False
+
+
+def vmapped():
+    return tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=5)
 
 
 def seven():

@@ -1,22 +1,17 @@
-"""Options and fixtures of all tests."""
+"""Options and fixtures of all tests. The main process of pytest-xdist does without PyTorch."""
 
-import functools
+import os
 import random
 import re
 import secrets
 import signal
+from importlib.metadata import version
 from types import SimpleNamespace
 
-import gymnasium
 import pytest
-import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-import torchwrap as tw
-from torchwrap import random as torchwrap_random
 
 # Tests named after "gymnasiums" results, and those of differences, need its wrappers since 1.4.
-COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
+COMPARES = tuple(map(int, version("gymnasium").split(".")[:2])) >= (1, 4)
 
 
 def pytest_addoption(parser):
@@ -36,6 +31,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # No processes that compile ahead, because pytest-xdist has one a core, and no search with the
+    # compiler for instructions that /proc/cpuinfo names. `torch._inductor` reads both.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line(
         "markers", "long: of `full`, what .ci/run leaves out unless it is told to run all"
@@ -52,6 +51,8 @@ def pytest_configure(config):
         )  # because tests interrupt themselves and their workers
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
     if worker is not None:
+        import torch
+
         torch.set_num_threads(max(1, torch.get_num_threads() // worker["workercount"]))
     elif config.getoption("--fresh-seeds"):  # workers get the seed of the process that starts them
         config.option.first_seed = secrets.randbelow(10**9)
@@ -67,6 +68,8 @@ def pytest_sessionstart(session):
 
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
+    import torch
+
     if not config.getoption("--full"):
         full = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=full)
@@ -82,6 +85,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(tryfirst=True)  # before fixtures are set up
 def pytest_runtest_setup(item):
     """Unseeded envs draw the same seed in every run of a test, which passes each time or never."""
+    from torchwrap import random as torchwrap_random
+
     seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
     torchwrap_random.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
 
@@ -95,6 +100,8 @@ def first_seed(request):
 @pytest.fixture
 def graphs():
     """The backend "counting", and every graph that it has compiled so far."""
+    import torch
+
     compiled = []
 
     def counting(graph, example):
@@ -106,67 +113,26 @@ def graphs():
     torch._dynamo.backends.registry._COMPILER_FNS.pop("counting")
 
 
-def compiled_once(**arguments):
-    """Compiles an env of `catalogue` once, because that takes long. Its buffers are always new."""
-    import catalogue
-
-    @functools.cache
-    def once(name, *case):
-        return tw.compile(getattr(catalogue, name)(*case), **arguments)
-
-    def as_new(name, *case):
-        env = once(name, *case)
-        make = functools.partial(getattr(catalogue, name), *case)
-        for key, buffer in make().named_buffers():
-            env.get_buffer(key).copy_(buffer)
-        return env.train()
-
-    return as_new
-
-
-@pytest.fixture(scope="session")
-def through_inductor():
-    return compiled_once()
-
-
-@pytest.fixture(scope="session")
-def traced():
-    return compiled_once(backend="aot_eager")
-
-
-@pytest.fixture
-def pair(through_inductor):
-    """The stack of seven, eager and through Inductor, both in the state after construction."""
-    from catalogue import stack
-
-    eager, compiled = stack("Compose of seven"), through_inductor("stack", "Compose of seven")
-    for name, buffer in eager.named_buffers():  # the random streams too
-        compiled.get_buffer(name).copy_(buffer)
-    return eager, compiled
-
-
-@pytest.fixture
-def inductor_cartpole(through_inductor):
-    """`cartpole` through Inductor, in the state after construction."""
-    return through_inductor("cartpole")
-
-
 @pytest.fixture
 def bridge():
     """Makes a torchwrap env from constructors of single Gymnasium envs; closes it at the end."""
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    from helpers import OtherVectorEnv
+
+    import torchwrap as tw
+
     opened = []
 
     def build(
         makers,
         kind=None,
-        mode=AutoresetMode.DISABLED,
+        mode=None,
         info_keys=(),
         first_index=0,
         device="cpu",
         **kwargs,
     ):
-        from helpers import OtherVectorEnv
-
+        mode = mode or AutoresetMode.DISABLED
         kind = kind or (SyncVectorEnv if mode is AutoresetMode.DISABLED else OtherVectorEnv)
         opened.append(kind(makers, autoreset_mode=mode, **kwargs))
         return tw.from_gymnasium(
@@ -182,6 +148,10 @@ def bridge():
 @pytest.fixture
 def registry(monkeypatch):
     """A registry that forgets, after the test, what it registers."""
+    import gymnasium
+
+    import torchwrap as tw
+
     copy = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", copy)
     monkeypatch.setattr(gymnasium, "registry", copy)

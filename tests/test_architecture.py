@@ -479,6 +479,7 @@ def test_rule_reports_a_planted_violation(rule, module, code):
     assert set(rule(planted)) - violations(rule)
 
 
+@pytest.mark.full
 def test_importing_torchwrap_imports_no_optional_dependency():
     code = "import sys, torch, tensordict, gymnasium; known = {*sys.modules}; import torchwrap; "
     code += "print(*{*sys.modules} - known)"

@@ -12,6 +12,7 @@ import pytest
 import sac
 import torch
 from gymnasium.spaces import Box, Discrete
+from helpers import params
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -65,7 +66,7 @@ def train_sac(final, out, monkeypatch):
 TRAININGS = {"ppo": train_ppo, "dqn": train_dqn, "sac": train_sac}
 
 
-@pytest.mark.parametrize("train", TRAININGS.values(), ids=TRAININGS)
+@pytest.mark.parametrize("train", params(TRAININGS, quick=["dqn"]))
 def test_example_learns_what_it_learns_from_finite_final_observations(train, tmp_path, monkeypatch):
     parameters = []
     for final in (math.nan, 0.5):

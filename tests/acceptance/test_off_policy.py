@@ -282,7 +282,9 @@ def test_sac_targets_bootstrap_after_truncations_alone(ending, targets):
 
 SHORT_RUNS = [
     pytest.param(dqn, {"train_frequency": 16}, 1152, (1152 - 1024) // 16, id="dqn"),
-    pytest.param(sac, {"learning_starts": 1024}, 1088, 1088 - 1024, id="sac"),
+    pytest.param(
+        sac, {"learning_starts": 1024}, 1088, 1088 - 1024, id="sac", marks=pytest.mark.full
+    ),
 ]
 
 

@@ -60,6 +60,7 @@ def test_info_of_a_declared_space_and_another_one_equal_those_by_hand(caplog):
     assert len([text for text in messages if text.startswith("compiling the step")]) == 1
 
 
+@pytest.mark.full
 def test_info_that_an_inner_layer_adds_equals_the_one_by_hand():
     inner = tw.TransformedEnv(over_gymnasium(), RewardTerms())
     recorder = T.RecordEpisodeStatistics(metrics={"twice": "last"})

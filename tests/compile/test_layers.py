@@ -86,8 +86,9 @@ OVERRIDES = [  # each class, depth and method
     (tw.Wrapper, "middle", "_step"),
     (tw.Wrapper, "outermost", "_reset"),
 ]
+FAST = [("compiled", 0), ("compiled, host-stepped", 0)]
 CASES = [
-    pytest.param(way, *override, marks=full if number and "eager" not in way else ())
+    pytest.param(way, *override, marks=() if "eager" in way or (way, number) in FAST else full)
     for way, (number, override) in itertools.product(WAYS, enumerate(OVERRIDES))
 ]
 

@@ -244,6 +244,7 @@ def test_data_of_a_transforms_tensor_is_followed(name, buffer, tolerance):
     torch.testing.assert_close(*after, rtol=tolerance, atol=tolerance)
 
 
+@full
 def test_data_is_followed_without_the_guard_of_dynamo(tolerance, monkeypatch):
     monkeypatch.setattr(internals, "TensorGuards", None)
     test_data_of_a_transforms_tensor_is_followed("an expanded", "scale", tolerance)

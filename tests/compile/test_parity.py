@@ -19,13 +19,13 @@ from helpers import (
     assert_no_overlap,
     assert_plays_the_same,
     mostly_full,
+    params,
 )
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-STEPS = 500
 full = pytest.mark.full
 
 
@@ -58,21 +58,19 @@ def small():
     )
 
 
-def test_small_env_through_inductor_matches_eager():
-    assert_staggered(assert_plays_the_same(small(), tw.compile(small()), 60, INDUCTOR)["done"])
+THROUGH_INDUCTOR = {
+    "small": small,
+    "Compose of seven": lambda: stack("Compose of seven"),
+    "CartPole": cartpole,
+}
 
 
-@full
-def test_stack_of_seven_through_inductor_matches_eager(pair):
-    assert_staggered(assert_plays_the_same(*pair, STEPS, INDUCTOR)["done"])
-
-
-@full
-def test_cartpole_through_inductor_matches_eager(inductor_cartpole):
-    following = assert_plays_the_same(cartpole(), inductor_cartpole, STEPS, INDUCTOR)
+@pytest.mark.parametrize("make", params(THROUGH_INDUCTOR, quick=["small"]))
+def test_env_through_inductor_matches_eager(make):
+    following = assert_plays_the_same(make(), tw.compile(make()), 300, INDUCTOR)
+    assert_staggered(following["done"])
     assert following["terminated"].any()
     assert following["truncated"].any()
-    assert not following["done"].all(1).any()
 
 
 # Graphs.

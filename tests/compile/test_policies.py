@@ -125,7 +125,7 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
         optimize(network)
 
 
-@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("num_steps", [pytest.param(1, marks=full), 5])
 @pytest.mark.parametrize("has_scan", [True, False], ids=["scan", "loop"])
 def test_rollout_matches_eager(num_steps, has_scan, monkeypatch):
     if not has_scan:  # as in a version of PyTorch without the operator

@@ -11,13 +11,13 @@ from catalogue import (
     cartpole,
     gymnasium_cartpole,
     stack,
+    vmapped,
 )
 from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, buffers, mostly_full
 from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -80,13 +80,9 @@ def test_transform_agrees_bit_for_bit(name):
     assert not flags["done"].all(1).all()
 
 
-class VmappedPendulum(Pendulum):
-    broadcasts = False
-
-
 ENVS = {
     "CartPole-v1": lambda: tw.make("CartPole-v1", NUM_ENVS),
-    "vmapped": lambda: tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=5),
+    "vmapped": vmapped,
     "stacked CartPole": cartpole,
     **{
         name: functools.partial(WRAPPERS[name], NUM_ENVS)
@@ -95,9 +91,7 @@ ENVS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", mostly_full(ENVS, "vmapped", long={*ENVS} - {"CartPole-v1", "vmapped"})
-)
+@pytest.mark.parametrize("name", mostly_full(ENVS, long={*ENVS} - {"CartPole-v1", "vmapped"}))
 def test_env_agrees_bit_for_bit(name):
     assert assert_agrees(ENVS[name])["done"].any()
 

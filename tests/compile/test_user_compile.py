@@ -8,13 +8,12 @@ import functools
 
 import pytest
 import torch
-from catalogue import NUM_ENVS, WRAPPERS, ActorCritic, cartpole
+from catalogue import NUM_ENVS, WRAPPERS, ActorCritic, cartpole, vmapped
 from gymnasium.spaces import Box
 from helpers import INDUCTOR, assert_same, buffers, mostly_full
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -100,16 +99,12 @@ def test_native_env_with_transforms_and_a_network_compiles():
     assert_compiles(cartpole, policy=ActorCritic())
 
 
-class VmappedPendulum(Pendulum):
-    broadcasts = False
-
-
 def repeated():
     return tw.TransformedEnv(WRAPPERS["RepeatAction"](NUM_ENVS), T.TimeLimit(2))
 
 
 ENVS = {id: functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=7) for id in NATIVE}
-ENVS["vmapped"] = lambda: tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=5)
+ENVS["vmapped"] = vmapped
 ENVS["RepeatAction"] = repeated
 ENVS["MaxAndSkipObservation"] = functools.partial(
     WRAPPERS["MaxAndSkipObservation"], NUM_ENVS, episode_lengths=(7, 4, 9)

@@ -29,7 +29,7 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("func_env", params(CONTRACT, quick=["a field as the observation"]))
+@pytest.mark.parametrize("func_env", params(CONTRACT, quick=["a plain dict"]))
 def test_env_keeps_the_contract(func_env):
     check_env(functools.partial(FunctionalEnv, func_env, max_episode_steps=4))
 

@@ -14,6 +14,7 @@ from helpers import (
     assert_same,
     assert_transition_and_masked_reset_are_a_step,
     buffers,
+    mostly_full,
 )
 from single_envs import (
     BOX,
@@ -62,15 +63,13 @@ ENGINES = {
     "functions, auto-reset": functools.partial(over_functions, True, "mask"),
     "functions by ids, auto-reset": functools.partial(over_functions, True, "ids"),
 }
-FULL = ("async", "async, same step", "functions by ids")
+FULL = ("async", "async, same step", "functions by ids", "workers")
 RESET_THEMSELVES = [name for name in ENGINES if name.endswith(("same step", "auto-reset"))]
 
 
-def over(names):
-    params = []
-    for name in names:
-        params.append(pytest.param(name, marks=[pytest.mark.full] if name in FULL else []))
-    return pytest.mark.parametrize("engine", params)
+def over(names, full=FULL):
+    fast = {*names} - {*full}
+    return pytest.mark.parametrize("engine", mostly_full(names, *fast))
 
 
 every_engine = over(ENGINES)
@@ -100,8 +99,8 @@ EPISODES = {  # lengths, and the number of ends of each of four envs in 12 steps
 }
 
 
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
-@every_engine
+@pytest.mark.parametrize("ending", mostly_full(["terminated", "truncated", "both"], "both"))
+@over(ENGINES, FULL[:3])
 def test_episodes_of_every_kind(make, engine, ending):
     for lengths, ends in EPISODES.values():
         kwargs = {"lengths": lengths, "ending": ending}

@@ -132,7 +132,7 @@ def breakout(engine, num_envs=2, kwargs=None, keys=("lives",)):
 
 
 @each_engine
-@pytest.mark.parametrize("kind", mostly_full(["lives", "limit"], "lives"))
+@pytest.mark.parametrize("kind", mostly_full(["lives", "limit"], "limit"))
 def test_game_ends_where_no_life_is_left_or_it_is_truncated(engine, kind):
     kwargs = getattr(engine, kind)
     load_example("ppo")
@@ -156,8 +156,9 @@ def test_game_ends_where_no_life_is_left_or_it_is_truncated(engine, kind):
     assert num_games >= 1
 
 
+@pytest.mark.full
 @each_engine
-@pytest.mark.parametrize("num_envs", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_envs", [2, 1])
 def test_full_reset_after_a_lost_life_starts_the_game_of_the_engines_own_reset(engine, num_envs):
     env = breakout(engine, num_envs)
     theirs = engine.make("Breakout-v5", num_envs, 5, **engine.lives)
@@ -185,7 +186,9 @@ def lives_after_gymnasiums_reset(env):
 
 
 @each_engine
-@pytest.mark.parametrize("lives_after", [lives_after_reset, lives_after_gymnasiums_reset])
+@pytest.mark.parametrize(
+    "lives_after", mostly_full([lives_after_reset, lives_after_gymnasiums_reset], lives_after_reset)
+)
 def test_reset_of_a_mask_goes_on_after_a_lost_life_and_starts_running_games_again(
     engine, lives_after
 ):
@@ -368,7 +371,7 @@ def test_make_without_envpool_names_the_package(monkeypatch):
         tw.make("CartPole-v1", 2, backend="envpool")
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("mode", mostly_full([NEXT_STEP, AutoresetMode.DISABLED], NEXT_STEP))
 def test_other_modes_of_ale_than_same_step_raise(mode):
     vector_env = Ale.make("Pong-v5", 2, mode=NEXT_STEP)
     Ale.make("Pong-v5", 2)  # writes its mode into the metadata of the other one

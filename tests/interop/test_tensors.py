@@ -12,6 +12,7 @@ from helpers import (
     assert_same,
     assert_transforms_compile,
     load_example,
+    params,
     play,
 )
 from single_envs import (
@@ -61,7 +62,7 @@ def test_steps_with_a_limit_equal_single_envs_with_a_limit(has_clock, auto_reset
     assert check_transitions(env, limited, 12) == 5 * 4
 
 
-@each_reset
+@pytest.mark.parametrize("kwargs", params(RESETS, quick=["mask"]))
 def test_env_keeps_the_contract(kwargs):
     check_env(functools.partial(make, info_keys=("elapsed",), **kwargs))
 

@@ -254,18 +254,20 @@ def minus_mean(value):
 
 
 BROKEN = {  # a transform and a pattern: the layer, and the fault
+    "space": (LeavesItsSpace, r"reset\(\).* observations"),
     "spec": (RenamesItsArgument, "spec: RenamesItsArgument"),
     "masked reset": (CountsEveryRow, "^CountsEveryRow.*mask"),
     "eval": (KeepsLearning, r"eval\(\)"),
-    "outputs": (ReturnsItsBuffer, "outputs"),
-    "Python state": (HidesItsState, r"^HidesItsState\(\): .*self\.steps"),
     "written action": (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action\(\) writes"),
     "action is a buffer": (ReturnsABufferAsAction, r"^ReturnsABufferAsAction\(\).*buffer"),
-    "space": (LeavesItsSpace, r"reset\(\).* observations"),
-    "host read": (rewarding(lambda r: r * r.max().item()), r"^Foreign\(\): .*host.*item"),
-    "no reset": (AirTime, r"^AirTime\(\): after reset\(seed\)"),
     "late dtype": (cast_back, r"^CastsLater\(\): .*CastsLater\)\.step.*float64"),
     "keys": (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\).* keys"),
+}
+SLOWLY_BROKEN = {
+    "outputs": (ReturnsItsBuffer, "outputs"),
+    "Python state": (HidesItsState, r"^HidesItsState\(\): .*self\.steps"),
+    "host read": (rewarding(lambda r: r * r.max().item()), r"^Foreign\(\): .*host.*item"),
+    "no reset": (AirTime, r"^AirTime\(\): after reset\(seed\)"),
 }
 MORE_BROKEN = {
     "no reset after long episodes": (Tires, r"^Tires\(\): after reset\(seed\)"),
@@ -285,15 +287,17 @@ MORE_BROKEN = {
 }
 
 
-def cases(quick, full):
+def cases(quick, slow, more):
+    marked = [(quick, ()), (slow, pytest.mark.full), (more, AT_RELEASES)]
     return [
-        *[pytest.param(*case, id=name) for name, case in quick.items()],
-        *[pytest.param(*case, id=name, marks=AT_RELEASES) for name, case in full.items()],
+        pytest.param(*case, id=name, marks=marks)
+        for broken, marks in marked
+        for name, case in broken.items()
     ]
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(("make", "message"), cases(BROKEN, MORE_BROKEN))
+@pytest.mark.parametrize(("make", "message"), cases(BROKEN, SLOWLY_BROKEN, MORE_BROKEN))
 def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_transform(make)
@@ -387,12 +391,14 @@ def reading_above(**given):
 BROKEN_ENVS = {
     "no reward": (StepsWithoutReward, r"StepsWithoutReward\._step.*reward"),
     "num_envs": (DependsOnNumEnvs, "^DependsOnNumEnvs: it mixes rows.*env 0 of 5"),
-    "functions": (partial(tw.FunctionalEnv, Mixing()), "^Mixing: it mixes rows"),
     "PyTorch's error": (NeedsFiveEnvs, r"^NeedsFiveEnvs: .*batch dimension"),
     "no column": (RewardsWithoutColumn, r"RewardsWithoutColumn\._step.*reward"),
     "late shape": (unsqueezing_above, r"^SqueezesLater: SqueezesLater\._step.*reward"),
     "observation": (WrongObservation, r"WrongObservation\._reset.*observation"),
     "draws when made": (lambda n: Drawn(n), "^Drawn: .*constructors"),
+}
+SLOWLY_BROKEN_ENVS = {
+    "functions": (partial(tw.FunctionalEnv, Mixing()), "^Mixing: it mixes rows"),
     "host read": (ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*_step.*item"),
 }
 MORE_BROKEN_ENVS = {
@@ -404,7 +410,9 @@ MORE_BROKEN_ENVS = {
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(("make", "message"), cases(BROKEN_ENVS, MORE_BROKEN_ENVS))
+@pytest.mark.parametrize(
+    ("make", "message"), cases(BROKEN_ENVS, SLOWLY_BROKEN_ENVS, MORE_BROKEN_ENVS)
+)
 def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)

@@ -252,7 +252,7 @@ def network(td):
     [
         tw.Env.reset,
         lambda env: tw.evaluate(env, network, 1),
-        lambda env: tw.deploy(env, network),
+        pytest.param(lambda env: tw.deploy(env, network), marks=pytest.mark.full),
     ],
     ids=["reset", "evaluate", "deploy"],
 )
