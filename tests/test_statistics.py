@@ -276,6 +276,7 @@ def train(rank, group, folder):
     return ppo.train(args, tw.make, rank, 4)
 
 
+@pytest.mark.full
 def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     metrics, *others = processes.run(4, train, tmp_path)
     assert (metrics["num_envs"], metrics["env_steps"], others) == (12, 384, [{}] * 3)

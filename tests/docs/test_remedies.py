@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import params
 from stable_baselines3 import PPO, SAC
 from torch import nn
 
@@ -30,8 +31,9 @@ def unvalidated():
 BOX_POLICIES = {"PPO": (PPO, T.ClipAction), "SAC": (SAC, lambda: T.RescaleAction(-1, 1))}
 
 
-@pytest.mark.parametrize("kind, make", BOX_POLICIES.values(), ids=BOX_POLICIES)
-def test_exported_actions_of_sb3_are_those_of_predict(unvalidated, kind, make):
+@pytest.mark.parametrize("case", params(BOX_POLICIES, quick=["PPO"]))
+def test_exported_actions_of_sb3_are_those_of_predict(unvalidated, case):
+    kind, make = case
     env = tw.make("Pendulum-v1", 4)
     model = kind("MlpPolicy", to_sb3(env), seed=0, device="cpu")
     head = model.policy.action_net if kind is PPO else model.policy.actor.mu

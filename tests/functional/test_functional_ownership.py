@@ -15,7 +15,6 @@ from func_envs import (
     one_step,
     variant,
 )
-from helpers import params
 from test_functional_info import ScalarTelling
 
 from torchwrap import FunctionalEnv
@@ -29,7 +28,8 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("func_env", params(CONTRACT, quick=["a plain dict"]))
+@pytest.mark.full
+@pytest.mark.parametrize("func_env", CONTRACT.values(), ids=CONTRACT)
 def test_env_keeps_the_contract(func_env):
     check_env(functools.partial(FunctionalEnv, func_env, max_episode_steps=4))
 
