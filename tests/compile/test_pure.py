@@ -108,8 +108,14 @@ def test_init_is_a_seeded_reset(seed):
 
 
 @functools.cache
+def normalizing():
+    """An env, and its functions, which are traced once."""
+    env = stack(FAST)
+    return env, tw.pure(env)
+
+
 def of_two():
-    return tw.pure(stack(FAST))
+    return normalizing()[1]
 
 
 def some_actions(number=1):
@@ -127,7 +133,8 @@ def test_compiled_env_is_taken_as_the_eager_one():
 
 @pytest.mark.full
 def test_eval_env_takes_the_state_of_the_training_one():
-    env, training = normalizing()
+    env = stack("NormalizeObservation")
+    training = tw.pure(env)
     frozen = tw.pure(env.eval())
     env.train()
     state, _ = training.init(0)
@@ -178,13 +185,6 @@ def play(pure, state):
         results += [state.clone(), transition.clone(), root.clone()]
     state, root = pure.reset(state, MASK)
     return [*results, state.clone(), root.clone()]
-
-
-@functools.cache
-def normalizing():
-    """An env, and its functions, which are traced once."""
-    env = stack("NormalizeObservation")
-    return env, tw.pure(env)
 
 
 DISTURBANCES = {
@@ -247,7 +247,7 @@ def plain(function):
 
 @pytest.mark.parametrize("wrap", [plain, pytest.param(compiled, marks=full)])
 def test_vmap_over_seeds_equals_single_calls(wrap):
-    _, pure = normalizing()
+    pure = tw.pure(stack("NormalizeObservation"))
     seeds = torch.tensor([0, 7, -1])
     actions = some_actions(3)
     masks = torch.stack([MASK, ~MASK, MASK | True])
