@@ -1,6 +1,6 @@
 """Importing torchwrap, making and compiling an env change no settings, generators or graphs."""
 
-import copy
+import functools
 import subprocess
 import sys
 import threading
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import torchwrap as tw
-from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
 
 SCRIPT = """
 import gc, random, sys, warnings
@@ -56,15 +56,14 @@ assert settings() == before[1], "settings have changed"
 def test_threads_compile_at_once():
     started = threading.Barrier(3)
 
-    def play(id):
-        env = tw.TransformedEnv(tw.make(id, 2), T.NormalizeObservation())
+    def build(make):
         started.wait()
-        for _ in range(4):
-            tw.compile(copy.deepcopy(env), backend="eager")
-        tw.pure(env)
+        for _ in range(3):
+            make(ScriptedEnv(2, (1,)))
 
+    compiled = functools.partial(tw.compile, backend="eager")
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(play, ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"]))
+        list(threads.map(build, [compiled, compiled, tw.pure]))
 
 
 @pytest.mark.full
