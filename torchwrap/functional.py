@@ -360,8 +360,7 @@ class FunctionalEnv(Env):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         if name in self.params or hasattr(self.func_env, name):
             fault = f"cannot set {name!r}, because the functions would not see it"
-            write = f"env.unwrapped.params[{name!r}].copy_(value)"
-            remedy = f"Numbers that change are params, {write}; others are arguments of make"
+            remedy = f"Write env.unwrapped.params[{name!r}].copy_(value), or pass it to make"
             raise AttributeError(refusal(self._label, fault, remedy=remedy))
         return super().set_wrapper_attr(name, value, force=force)
 

@@ -163,9 +163,8 @@ def make(
     if isinstance(id, EnvSpec):
         return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        must = "id must be a string or an env's spec"
         remedy = "An env has a spec if `make` has made it; `register` takes your own"
-        raise TypeError(refusal("make", must, repr(id), remedy))
+        raise TypeError(refusal("make", "id must be a string or an env's spec", repr(id), remedy))
     if backend is not None:
         validation.choice("make", "backend", backend, *_MAKERS)
     if num_envs is not None:

@@ -304,7 +304,8 @@ def _check_calls(env: Env, policy: Policy) -> TensorDict:
     called: list[nn.Module] = []
     handle = register_module_forward_pre_hook(lambda module, _: called.append(module))
     try:
-        _answer(env, policy, td)
+        with torch.compiler.set_stance("force_eager"):  # Dynamo cannot trace the hook
+            _answer(env, policy, td)
     finally:
         handle.remove()
     found = {part for module in modules_of(policy) for part in module.modules()}

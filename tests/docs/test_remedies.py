@@ -139,7 +139,7 @@ ERRORS = {  # a call, what it refuses, the advice, and what is advised
     "attribute": (
         lambda change: change(),
         lambda: pendulum().set_wrapper_attr("g", 9.8),
-        "arguments of make",
+        "pass it to make",
         lambda: pendulum(g=9.8),
     ),
     "render": (

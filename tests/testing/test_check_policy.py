@@ -120,6 +120,7 @@ def sampling():
 SOUND = {
     "sampling": sampling,
     "PolicyState": lambda: carrying,
+    "compiled": lambda: observed(torch.compile(nn.Linear(2, 6), backend="eager")),
     "dropout": lambda: observed(nn.Sequential(nn.Dropout(), nn.Linear(2, 6))),
     "BatchNorm in eval mode": lambda: observed(
         nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 6)).eval()

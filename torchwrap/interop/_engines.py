@@ -168,9 +168,8 @@ class Engine:
 
     def set_attributes(self, name: str, values: Sequence[Any]) -> None:
         """Sets an attribute of each env."""
-        num_envs = len(self._all)
-        if len(values) != num_envs:
-            must = f"{name} must be a list of {num_envs} values, or one value that is no list"
+        if len(values) != len(self._all):
+            must = f"{name} must be a list of {len(self._all)} values, or one that is no list"
             raise ValueError(refusal(self.name, must, values))
         base = self.vector_env.unwrapped
         if not isinstance(base, SyncVectorEnv):
