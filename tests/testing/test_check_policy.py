@@ -128,6 +128,7 @@ SOUND = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # with a hook
 @pytest.mark.parametrize("make", SOUND.values(), ids=SOUND)
 def test_policy_without_a_fault_passes(make):
     policy = make()
