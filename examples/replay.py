@@ -13,6 +13,7 @@ of the final observation counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -129,7 +130,8 @@ class ReplayBuffer:
 
     Windows of n steps end with their episode, and with the newest step. They also end where data
     does not begin with the newest successors, as after `env.reset()` in mid-episode or in a run
-    that continues with new episodes.
+    that continues with new episodes. Once there is data of all envs, single episodes can be stored,
+    too, such as demonstrations: each where the fewest steps are.
 
     Args:
         size: number of transitions. gamma: discount factor per step. n_step: number of rewards in a
@@ -150,10 +152,14 @@ class ReplayBuffer:
         self.n_step = n_step
         self.device = device
         self.storage: TensorDict | None = None
-        self.written = 0  # steps of each env
 
     def extend(self, data: TensorDictBase) -> None:
-        """Stores transitions of a collection `(num_envs, num_steps)` or of a step `(num_envs,)`."""
+        """Stores transitions.
+
+        Args:
+            data: of a collection `(num_envs, num_steps)`, of a step `(num_envs,)`, or of an episode
+                `(1, num_steps)`.
+        """
         if data.dim() == 1:
             data = data.unsqueeze(1)
         begins = starts(data)
@@ -161,43 +167,71 @@ class ReplayBuffer:
         data = self.encode(data).detach()
         self.device = self.device or data.device or data["next", "done"].device
         data = data.transpose(0, 1).to(self.device)
-        if self.storage is not None:
-            if data.shape[1] != self.num_envs:
-                fault = f"data must have {self.num_envs} envs as before, got {data.shape[1]}"
-                raise ValueError(f"extend: {fault}.")
-            newest = self.storage[(self.written - 1) % self.capacity]
-            is_gap = differs(newest["next", "observation"], data["observation"][0])
-            is_gap |= begins.to(self.device)
-            newest["next", "done"].logical_or_(is_gap.unsqueeze(1))
-        self.write(data)
-
-    def write(self, data: TensorDictBase) -> None:
-        """Stores encoded steps `(num_steps, num_envs)`."""
+        begins = begins.to(self.device)
         if self.storage is None:
-            self.num_envs = data.shape[1]
-            self.capacity = max(1, self.size // self.num_envs)
-            row = torch.zeros_like(data[0])
-            self.storage = row.expand(self.capacity, self.num_envs).clone()
+            self.allocate(data[0])
+            self.write(data, self.envs)
+        elif data.shape[1] == self.num_envs:
+            self.append(data, self.envs, begins)
+        elif data.shape[1] == 1:
+            for part in data.split(self.capacity):  # in several columns if it is long
+                emptiest = self.written.argmin().unsqueeze(0)
+                self.append(part, emptiest.to(self.device), begins)
+        else:
+            fault = f"data must have {self.num_envs} envs as before, got {data.shape[1]}"
+            raise ValueError(f"extend: {fault}.")
+
+    def append(self, data: TensorDictBase, envs: Tensor, begins: Tensor) -> None:
+        """Stores encoded steps `(num_steps, n)` of some envs after the newest ones."""
+        newest = (self.written.to(self.device)[envs] - 1) % self.capacity, envs
+        last = self.storage["next"][newest]
+        is_gap = differs(last["observation"], data["observation"][0]) | begins
+        self.storage["next", "done"][newest] = last["done"] | is_gap.unsqueeze(1)
+        self.write(data, envs)
+
+    def allocate(self, row: TensorDictBase) -> None:
+        self.num_envs = len(row)
+        self.capacity = max(1, self.size // self.num_envs)
+        self.storage = torch.zeros_like(row).expand(self.capacity, self.num_envs).clone()
+        self.envs = torch.arange(self.num_envs, device=self.device)
+        self.written = torch.zeros(self.num_envs, dtype=torch.int64)  # steps by env, on the host
+
+    def write(self, data: TensorDictBase, envs: Tensor) -> None:
+        """Stores encoded steps `(num_steps, n)` of some envs."""
         data = data[-self.capacity :]
-        steps = torch.arange(len(data), device=self.device) + self.written
-        self.storage[steps % self.capacity] = data
-        self.written += len(data)
+        steps = torch.arange(len(data), device=self.device).unsqueeze(1)
+        steps = steps + self.written.to(self.device)[envs]
+        self.storage[steps % self.capacity, envs] = data
+        self.written[envs.cpu()] += len(data)
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps in storage, oldest first, as new tensors `(num_steps, num_envs, ...)`."""
+        """The steps in storage, oldest first, as new tensors `(num_steps, num_envs, ...)`.
+
+        With "counts", the number of steps by env, if they differ.
+        """
         if self.storage is None:
             return {}
-        steps = torch.arange(self.written - self.num_steps, self.written, device=self.device)
-        return self.storage[steps % self.capacity].to_dict()
+        steps = torch.arange(self.num_steps, device=self.device).unsqueeze(1)
+        state = self.storage[self.slots(steps, self.envs), self.envs].to_dict()
+        if len(self.counts.unique()) > 1:
+            state["counts"] = self.counts
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the steps. A buffer of another size takes the newest ones that fit."""
         self.storage = None
-        self.written = 0
         if state:
+            state = dict(state)
+            counts = state.pop("counts", None)
             done = state["next"]["done"]
             self.device = self.device or done.device
-            self.write(TensorDict(state, done.shape[:2], device=self.device))
+            data = TensorDict(state, done.shape[:2], device=self.device)
+            self.allocate(data[0])
+            if counts is None:
+                self.write(data, self.envs)
+            else:
+                for env, count in zip(self.envs.split(1), counts.tolist()):
+                    self.write(data[:count, env], env)
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draws transitions uniformly, with replacement; see `get`."""
@@ -205,9 +239,16 @@ class ReplayBuffer:
         if self.num_steps <= self.history:
             fault = f"must store more than {self.history} steps of each env, got {self.num_steps}"
             raise ValueError(f"sample: {fault}. Call extend() first.")
-        steps = torch.randint(self.history, self.num_steps, shape, device=self.device)
-        envs = torch.randint(self.num_envs, shape, device=self.device)
-        return self.get(steps, envs)
+        if self.counts.min() == self.counts.max():
+            steps = torch.randint(self.history, self.num_steps, shape, device=self.device)
+            envs = torch.randint(self.num_envs, shape, device=self.device)
+            return self.get(steps, envs)
+        ends = (self.counts - self.history).clamp(min=0).cumsum(0)
+        number = torch.randint(int(ends[-1]), shape, device=self.device)
+        ends = ends.to(self.device)
+        envs = torch.searchsorted(ends, number, right=True)
+        remaining = ends[envs] - number  # from 1 on
+        return self.get(self.counts.to(self.device)[envs] - remaining, envs)
 
     def get(self, steps: Tensor, envs: Tensor) -> TensorDict:
         """The transitions `(n,)` of steps and envs, int64 `(n,)`. Step 0 is the oldest in storage.
@@ -218,7 +259,7 @@ class ReplayBuffer:
         window = steps.unsqueeze(1) + torch.arange(self.n_step, device=self.device)
         successors = self.read(window, envs.unsqueeze(1), "next")
         reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
-        is_last = done | (window >= self.num_steps - 1)
+        is_last = done | (window >= self.counts.to(self.device)[envs].unsqueeze(1) - 1)
         reward, discount, last = n_step_returns(reward, terminated, is_last, self.gamma)
         batch = {
             "observation": self.observation(steps, envs),
@@ -230,13 +271,22 @@ class ReplayBuffer:
         return TensorDict(batch, [len(steps)])
 
     @property
+    def counts(self) -> Tensor:
+        """Number of steps in storage by env, on the host."""
+        return self.written.clamp(max=self.capacity)
+
+    @property
     def num_steps(self) -> int:
-        """Number of steps of each env in storage."""
-        return 0 if self.storage is None else min(self.written, self.capacity)
+        """Number of steps in storage of the env that has most."""
+        return 0 if self.storage is None else int(self.counts.max())
+
+    def slots(self, steps: Tensor, envs: Tensor) -> Tensor:
+        """Where steps are in the ring. Step 0 of an env is its oldest."""
+        oldest = self.written - self.counts
+        return (oldest.to(self.device)[envs] + steps) % self.capacity
 
     def read(self, steps: Tensor, envs: Tensor, *key: str) -> Tensor | TensorDict:
-        oldest = self.written - self.num_steps
-        return self.storage[key][(oldest + steps) % self.capacity, envs]
+        return self.storage[key][self.slots(steps, envs), envs]
 
     # Storage of observations
 
@@ -296,6 +346,77 @@ class FrameReplayBuffer(ReplayBuffer):
     def next_observation(self, steps: Tensor, envs: Tensor) -> Tensor:
         newest = self.read(steps, envs, "next", "observation").unsqueeze(1)
         return torch.cat([self.observation(steps, envs)[:, 1:], newest], 1)
+
+
+class HindsightReplayBuffer(ReplayBuffer):
+    """Replaces goals by ones that the episode achieves later, as hindsight experience replay.
+
+    Andrychowicz et al. (2017), with their strategy "future", as each sample is drawn. Observations
+    are a `Dict` with "achieved_goal" and "desired_goal", as those of Gymnasium's robots. A window
+    of n steps has one goal: it ends where the env sets another one. Terminations stay.
+
+    Args:
+        reward: takes achieved and desired goals, each `(n, ...)`, and returns rewards `(n,)`.
+        ratio: the share of samples with a new goal; 0.8 are four of five.
+        size, gamma, n_step, device: as for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self, reward: Callable[[Tensor, Tensor], Tensor], *args, ratio: float = 0.8, **kwargs
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.reward = reward
+        self.ratio = ratio
+        self.ends: Tensor | None = None  # the last step of the episode of each step in storage
+
+    def write(self, data: TensorDictBase, envs: Tensor) -> None:
+        super().write(data, envs)
+        self.ends = None
+
+    def find_ends(self) -> Tensor:
+        """The last step that is stored of the episode of each step, `(num_steps, num_envs)`."""
+        steps = torch.arange(self.num_steps, device=self.device).unsqueeze(1)
+        is_end = self.read(steps, self.envs, "next", "done").squeeze(-1)
+        is_end = is_end | (steps >= self.counts.to(self.device) - 1)
+        ends = torch.where(is_end, steps, self.num_steps)
+        return ends.flip(0).cummin(0).values.flip(0)
+
+    def get(self, steps: Tensor, envs: Tensor) -> TensorDict:
+        if self.ends is None:
+            self.ends = self.find_ends()
+        left = self.ends[steps, envs] - steps + 1
+        position = torch.rand(len(steps), dtype=torch.float64, device=self.device)
+        later = steps + (position * left).long()
+        is_new = torch.rand(len(steps), device=self.device) < self.ratio
+
+        window = steps.unsqueeze(1) + torch.arange(self.n_step, device=self.device)
+        column = envs.unsqueeze(1)
+        successors = self.read(window, column, "next")
+        reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
+        own = self.read(window, column, "observation", "desired_goal")
+        following = successors["observation", "desired_goal"]
+        is_other = (own != following).flatten(2).any(-1) & ~is_new.unsqueeze(1)
+        is_last = done | is_other | (window >= self.counts.to(self.device)[envs].unsqueeze(1) - 1)
+
+        achieved = successors["observation", "achieved_goal"]
+        new = self.read(later, envs, "next", "observation", "achieved_goal")
+        goals = new.unsqueeze(1).expand_as(achieved)
+        rewards = self.reward(achieved.flatten(0, 1), goals.flatten(0, 1)).view_as(reward)
+        reward = torch.where(is_new.unsqueeze(1), rewards.to(reward.dtype), reward)
+        reward, discount, last = n_step_returns(reward, terminated, is_last, self.gamma)
+
+        observation = self.observation(steps, envs)
+        is_new = is_new.view(-1, *[1] * (new.dim() - 1))
+        goal = torch.where(is_new, new, observation["desired_goal"])
+        next_observation = self.next_observation(steps + last, envs)
+        batch = {
+            "observation": observation.set("desired_goal", goal),
+            "action": self.read(steps, envs, "action"),
+            "reward": reward,
+            "discount": discount,
+            "next_observation": next_observation.set("desired_goal", goal),
+        }
+        return TensorDict(batch, [len(steps)])
 
 
 class SequenceBuffer:
@@ -418,6 +539,9 @@ class TorchRLReplayBuffer:
     def extend(self, data: TensorDictBase) -> None:
         """Stores transitions `(num_envs, num_steps)`, the same number of steps at each call."""
         num_envs, num_steps = data.shape
+        if self.recent is not None and num_envs != self.recent.num_envs:
+            fault = f"data must have {self.recent.num_envs} envs as before, got {num_envs}"
+            raise ValueError(f"extend: {fault}.")
         if self.recent is None:
             size = num_envs * (num_steps + self.n_step - 1)
             self.recent = ReplayBuffer(size, self.gamma, self.n_step, self.device)

@@ -16,11 +16,13 @@ from gymnasium.spaces import Box, Dict, Discrete
 from helpers import EXAMPLES, from_reset, load_example
 from replay import (
     FrameReplayBuffer,
+    HindsightReplayBuffer,
     ReplayBuffer,
     episodes,
     sequences,
 )
 from stable_baselines3.common.buffers import NStepReplayBuffer
+from tensordict import TensorDict
 from torch import nn
 
 import torchwrap as tw
@@ -145,6 +147,74 @@ def test_data_of_another_number_of_envs_is_refused():
                 buffer.extend(data)
         else:
             buffer.extend(data)
+
+
+@pytest.mark.parametrize("length", [4, 25], ids=["short", "longer than a column"])
+def test_single_episode_fits_into_a_buffer_of_many_envs(tmp_path, length):
+    buffer = ReplayBuffer(3 * 10, 0.5)
+    (data,) = collections(ScriptedEnv(3, (1,), 6), [6])
+    buffer.extend(data)
+    (episode,) = collections(ScriptedEnv(1, (1,), length), [length])
+    episode["observation"] += 500
+    episode["next", "observation"] += 500
+    buffer.extend(episode)
+    buffer = saved_and_loaded(buffer, ReplayBuffer(3 * 10, 0.5), tmp_path)
+    data["observation"] += 0.5
+    buffer.extend(data[:, :1])  # of all envs again
+    torch.manual_seed(0)
+    values, counts = buffer.sample(4_000)["observation"].unique(return_counts=True)
+    assert set(episode["observation"].flatten().tolist()) - set(values.tolist()) <= {500.0, 510.0}
+    assert (counts - 4_000 / len(values)).abs().max() < 90
+
+
+# Hindsight. Env i achieves 100 * i + its step; episodes of 5 steps; the goal changes in step 3
+
+
+def reach(num_steps=7, done_at=4):
+    steps = torch.arange(num_steps + 1.0).expand(2, -1).unsqueeze(-1)
+    achieved = steps + 100 * torch.arange(2).view(2, 1, 1)
+    desired = -1 - (steps > 2).float()
+    rows = TensorDict({"achieved_goal": achieved, "desired_goal": desired}, [2, num_steps + 1])
+    data = TensorDict({"observation": rows[:, :-1].clone()}, [2, num_steps])
+    data["action"] = torch.zeros(2, num_steps, 1)
+    done = torch.arange(num_steps).expand(2, -1).unsqueeze(-1) == done_at
+    data["next"] = {"observation": rows[:, 1:].clone(), "reward": torch.full_like(steps[:, 1:], 9)}
+    data["next", "done"] = done
+    data["next", "terminated"] = done.clone()
+    return data
+
+
+def is_reached(achieved, desired):
+    assert achieved.shape == desired.shape
+    return (achieved == desired).flatten(1).all(1).float()
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_new_goals_are_achieved_later_in_the_episode_and_reward_whole_windows(n_step):
+    buffer = HindsightReplayBuffer(is_reached, 100, 0.5, n_step, ratio=1.0)
+    buffer.extend(reach())
+    torch.manual_seed(0)
+    steps, envs = torch.randint(7, (500,)), torch.randint(2, (500,))
+    batch = buffer.get(steps, envs)
+    goals = batch["observation", "desired_goal"].flatten()
+    last = torch.where(steps <= 4, 4, 6)  # of the episode, or of the data
+    assert ((goals - 100 * envs > steps) & (goals - 100 * envs <= last + 1)).all()
+    assert len(goals.unique()) == 2 * 7
+    assert batch["next_observation", "desired_goal"].flatten().equal(goals)
+    ahead = goals - 100 * envs - steps - 1  # steps until the reward
+    expected = torch.where(ahead < n_step, 0.5**ahead, 0)
+    torch.testing.assert_close(batch["reward"], expected)
+    end = torch.minimum(steps + n_step - 1, last)
+    assert batch["next_observation", "achieved_goal"].flatten().equal(100.0 * envs + end + 1)
+    assert batch["discount"].equal(torch.where(end == 4, 0, 0.5 ** (end - steps + 1)))
+
+
+def test_windows_of_the_envs_own_goals_end_where_the_goal_changes():
+    buffer = HindsightReplayBuffer(is_reached, 100, 0.5, 3, ratio=0.0)
+    buffer.extend(reach())
+    batch = buffer.get(torch.arange(4), torch.zeros(4).long())
+    assert batch["reward"].tolist() == [9 + 4.5 + 2.25, 9 + 4.5, 9, 9 + 4.5]
+    assert batch["next_observation", "desired_goal"].flatten().tolist() == [-1, -1, -1, -2]
 
 
 def saved_and_loaded(buffer, other, tmp_path):
