@@ -76,7 +76,8 @@ def make_games(
         game: "Breakout", for "ALE/Breakout-v5" and EnvPool's "Breakout-v5".
         num_envs: number of games.
         backend: of `torchwrap.make`.
-        kwargs: options, and further arguments of `torchwrap.make` and the backend.
+        kwargs: options, and further arguments of `torchwrap.make` and the backend, such as
+            EnvPool's `seed`.
     """
     options = {**_DEFAULTS, "info_keys": ["game_over"], **kwargs}
     if options["noop_max"] < 1:  # EnvPool divides by it

@@ -228,8 +228,8 @@ class _Step:
         try:
             td = policies.act(self.env, self.policy, td)
         except KeyError as error:
-            must = f"policy must read only the keys {sorted(root)} of a root"
-            raise ValueError(refusal("deploy", must)) from error
+            fault = f"policy raised a KeyError; the keys of a deployed root are {sorted(root)}"
+            raise ValueError(refusal("deploy", fault)) from error
         policies.check("deploy", signature, td, number)
         action = td.get("action", None)
         space = signature.single_action_space
