@@ -82,6 +82,11 @@ def bridged(mode):
     return tw.from_gymnasium(SyncVectorEnv(make, autoreset_mode=AutoresetMode[mode]))
 
 
+def pooled(**kwargs):
+    pytest.importorskip("envpool")
+    return tw.make("CartPole-v1", 2, backend="envpool", **kwargs)
+
+
 def ended():
     """An env whose episodes have just ended, and the results of the step."""
     env = stack()
@@ -155,6 +160,7 @@ ERRORS = {  # a call, what it refuses, the advice, and what is advised
         "mask.squeeze(-1)",
         lambda mask: mask.squeeze(-1),
     ),
+    "seed": (lambda kwargs: pooled(**kwargs).reset(seed=5), {}, "seed=5", {"seed": 5}),
     "root": (
         lambda choose: choose(*ended()),
         lambda env, transition, td: env.step(transition),
@@ -203,7 +209,7 @@ ERRORS = {  # a call, what it refuses, the advice, and what is advised
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*already in registry")
+@pytest.mark.filterwarnings("ignore:.*already in registry", "ignore:.*precision lowered")
 @pytest.mark.parametrize(("call", "refused", "advice", "advised"), ERRORS.values(), ids=ERRORS)
 def test_what_an_error_advises_works(call, refused, advice, advised, registry):
     with pytest.raises((AttributeError, RuntimeError, TypeError, ValueError)) as raised:
