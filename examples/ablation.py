@@ -45,7 +45,7 @@ def learning_curve(args: ppo.Args, variant: str, seed: int) -> Tensor:
     curve = torch.load(out / "agent.pt", weights_only=True)["curve"]
     curve = torch.tensor(curve, dtype=torch.float64)[:, :2]
     # At first, only short episodes have ended. Envs that started together time out together.
-    limit = tw.make(args.env_id, 1).spec.max_episode_steps
+    limit = tw.make(args.env_id, 1).spec.max_episode_steps or 1
     curve = curve[curve[:, 0] >= args.num_envs * limit]
     return curve.unfold(0, -(-limit // args.num_steps), 1).mean(-1)
 

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
+from ppo import Flags
 from torch import Tensor, nn, optim
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -25,7 +26,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
     """Hyperparameters that are None take a value in DEFAULTS."""
 
     env_id: str = "CartPole-v1"

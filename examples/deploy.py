@@ -68,7 +68,7 @@ def main(args: Args) -> tuple[list[float], list[float]]:
         hide = T.TransformObservation(positions, Box(-10, 10, (2,)))
         return tw.TransformedEnv(env, hide, T.FrameStackObservation(2))
 
-    folder = args.out or Path(tempfile.mkdtemp())
+    folder = Path(args.out or tempfile.mkdtemp())
     flags = ppo.Args(
         seed=args.seed,
         total_timesteps=args.total_timesteps,

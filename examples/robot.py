@@ -21,6 +21,7 @@ import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict
+from ppo import Flags
 from torch import nn
 
 import torchwrap as tw
@@ -29,7 +30,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args:
+class Args(Flags):
     num_envs: int = 4096
     """number of parallel robots"""
     iterations: int = 60

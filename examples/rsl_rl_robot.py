@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import tyro
 from gymnasium.spaces import Box, Dict
+from ppo import Flags
 from robot import Arm
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from torch import nn
@@ -39,7 +40,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass
-class Args:
+class Args(Flags):
     stage: tyro.conf.Positional[Literal["teacher", "student"]]
     """what learns; the student needs the teacher's checkpoint"""
     num_envs: int = 1024

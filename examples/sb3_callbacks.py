@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from ppo import Flags
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.utils import safe_mean
@@ -27,7 +28,7 @@ from torchwrap.interop.sb3 import to_sb3
 
 
 @dataclass
-class Args:
+class Args(Flags):
     seed: int = 1
     """seed of the environments and of PyTorch"""
     total_timesteps: int = 150_000

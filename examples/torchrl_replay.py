@@ -14,6 +14,7 @@ from statistics import fmean
 
 import torch
 import tyro
+from ppo import Flags
 from tensordict.nn import TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -26,7 +27,7 @@ from torchwrap.interop.torchrl import to_torchrl
 
 
 @dataclass
-class Args:
+class Args(Flags):
     env_id: str = "CartPole-v1"
     """the id of the environment, with discrete actions"""
     seed: int = 1
