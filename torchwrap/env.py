@@ -648,13 +648,15 @@ class Env(BatchedModule):
         """Sets the attribute of the outermost layer that has it, or else of the innermost env.
 
         Over Gymnasium's envs, that is each of them: a list or tuple has one value per env, as for
-        Gymnasium's `set_attr`, and another value, such as an array, is for all. In Python,
-        `env.name = value` sets an attribute of this layer alone.
+        Gymnasium's `set_attr`, and another value, such as an array, is for all. Other simulators
+        hold no attributes. An array `(num_envs, ...)` for `params` is written by
+        `env.unwrapped.params[name].copy_(array)`. In Python, `env.name = value` sets an attribute
+        of this layer alone.
 
         Without `force`, a name that nothing has is not set. Returns whether it was set. Raises an
-        AttributeError for a constructor argument of a transform, for `params`, which are written to
-        in `env.unwrapped.params`, and where a simulator or a function would not see the value, and
-        a ValueError for a list of another length.
+        AttributeError for a constructor argument of a transform, for `params`, and where a
+        simulator or a function would not see the value, and a ValueError for a list of another
+        length.
         """
         if not force and not hasattr(self, name):
             return False

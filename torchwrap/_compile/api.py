@@ -58,8 +58,8 @@ def compile(
 
     Raises:
         ValueError: if code reads values on the host, uses a tensor that no module holds, replaces a
-            tensor, computes something else in a second call, or draws from a foreign generator; the
-            message names it. Also for a simulator on the host in a collector.
+            tensor, computes something else in a second call, draws from a foreign generator, or is
+            compiled already; the message names it. Also for a simulator on the host in a collector.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = compile(ScriptedEnv(2), backend="eager")
