@@ -201,13 +201,6 @@ def test_register_with_an_invalid_argument_raises(registry, arguments):
     assert registry == before
 
 
-@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
-def test_gymnasium_refuses_an_id_of_register(registry, make):
-    tw.register("moon/P-v0", Pendulum)
-    with pytest.raises(TypeError, match=r"torchwrap\.make"):
-        make("moon/P-v0")
-
-
 def test_function_that_returns_no_functions_raises_in_make(registry):
     tw.register("moon/Q-v0", lambda: 3)
     with pytest.raises(TypeError, match="FuncEnv"):

@@ -153,7 +153,6 @@ ERRORS = {  # a call, what it refuses, the advice, and what is advised
         'render_mode="rgb_array"',
         {"render_mode": "rgb_array"},
     ),
-    "clock": (lambda layers: stack(*layers).elapsed_steps, [], "TimeLimit", [T.TimeLimit(9)]),
     "mask": (
         lambda shaped: ended()[0].reset(mask=shaped(torch.ones(2, 1, dtype=torch.bool))),
         lambda mask: mask,

@@ -260,11 +260,6 @@ def test_render_image_that_returns_a_frame_alone_raises():
         gray(1, render_image=lambda _, pen: pen).render()
 
 
-def test_render_without_a_render_mode_raises():
-    with pytest.raises(RuntimeError, match="render_mode"):
-        NATIVE.render()
-
-
 @pytest.mark.parametrize("shape", [(32, 32, 4), (4, 32, 32)], ids=str)
 def test_video_of_observations_that_are_no_images_raises(tmp_path, shape):
     env = ScriptedEnv(1, observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
