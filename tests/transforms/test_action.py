@@ -173,6 +173,49 @@ def test_affine_action_equals_numpys_beyond_the_bounds_below():
     assert_allclose(received(env, actions), expected, rtol=1e-6, atol=1e-6)
 
 
+KEEP_INSIDE = {
+    "RescaleAction": lambda: T.RescaleAction(-1, 1),
+    "LowPassAction": lambda: T.LowPassAction([0.1, 0.3, 0.75, 1]),
+    "RateLimitAction": lambda: T.RateLimitAction([0.1, 0.3, 1, 9]),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("make", KEEP_INSIDE.values(), ids=KEEP_INSIDE)
+def test_actions_inside_of_their_space_reach_the_env_inside_of_its_own(make, dtype):
+    rng = np.random.default_rng(0)
+    for _ in range(15):
+        low, high = np.sort(rng.uniform(-3, 3, (2, 4)).astype(dtype), 0)
+        env = scripted(make(), num_envs=2, action_space=Box(low, high, dtype=dtype))
+        above = env.single_action_space
+        env.reset()
+        for weight in rng.choice([0, 0.3, 1], (5, 2, 4)):
+            action = torch.from_numpy((above.low + weight * (above.high - above.low)).astype(dtype))
+            action = action.clamp(*map(torch.from_numpy, (above.low, above.high)))
+            found = env.step(action)[0]["next", "info", "action"].numpy()
+            assert all(map(env.unwrapped.single_action_space.contains, found))
+
+
+@pytest.mark.parametrize(
+    ("space", "bins", "centers"),
+    [
+        (Box(3e4, 6e4, (), np.float16), 2, [37504, 52480]),
+        (Box(2**60 + 1, 2**60 + 100, (), np.int64), 1, [2**60 + 1]),
+    ],
+    ids=str,
+)
+def test_centers_of_bins_are_inside_of_a_wide_or_narrow_box(space, bins, centers):
+    env = scripted(T.DiscretizeAction(bins), num_envs=bins, action_space=space)
+    assert received(env, np.arange(bins)).tolist() == centers
+
+
+def test_low_pass_action_of_weight_1_is_the_identity():
+    env = scripted(T.LowPassAction(1), num_envs=1, action_space=Box(-1e9, 1e9, (1,)))
+    env.reset()
+    for action in torch.tensor([[[1e8]], [[1.0]], [[0.3]]]):
+        assert env.step(action)[0]["next", "info", "action"] == action
+
+
 COEFFICIENTS = {
     "scale": lambda values: T.AffineAction(values),
     "offset": lambda values: T.AffineAction(1, values),

@@ -152,6 +152,13 @@ def test_delay_drawn_for_each_episode_covers_its_range_and_shifts_observations(p
     assert not torch.equal(drawn[0], drawn[1])
 
 
+def test_tensor_of_delays_is_copied():
+    delay = torch.tensor([1, 2])
+    transform = T.DelayObservation(delay)
+    delay.fill_(0)
+    assert transform.delay.tolist() == [1, 2]
+
+
 def test_delay_action_equals_values_by_hand_at_the_ends_of_episodes():
     delay = T.DelayAction(2, padding_type=9)
     env = scripted(

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from numpy.testing import assert_allclose
 from oracles import RandomEnv, assert_agrees, assert_equals_wrapper, make, scripted
 
+import torchwrap as tw
 from torchwrap import transforms as T
 
 INF = np.inf
@@ -159,6 +160,20 @@ def test_transform_equals_gymnasiums_in_values_dtype_and_space(case):
     name, space, *arguments = case
     with np.errstate(over="ignore"):
         assert_equals_wrapper(space, name, *arguments)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rescaled_bounds_are_the_new_bounds_also_when_deployed(dtype):
+    bounds = np.sort(np.random.default_rng(0).uniform(0.1, 3, (2, 99)).astype(dtype), 0)
+    env = scripted(
+        T.RescaleObservation(-1, 1),
+        num_envs=1,
+        observation_space=Box(*bounds, dtype=dtype),
+        action_space=Box(-9, 9, (99,), dtype),
+    )
+    deployed = tw.deploy(env, lambda td: td["observation"])
+    for function in (env.transforms[0].observation, deployed):
+        assert function(torch.from_numpy(bounds)).abs().max() == 1
 
 
 def noise(distribution, in_eval=True, training=True):

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
@@ -45,18 +44,17 @@ class _Discretize(Transform):
             self.bins = validation.sizes(owner, "bins", tuple(sizes), at_least=1)
         self.multidiscrete = validation.flag(owner, "multidiscrete", multidiscrete)
 
-    def _make_bins(
-        self, name: str, space: Space[Any], device: torch.device
-    ) -> Discrete | MultiDiscrete:
-        """Registers the bins of a box. Returns the space of their indices."""
+    def setup(self, signature: Signature) -> Signature:
         owner = type(self).__name__
-        box = spaces.box(owner, name, space, of="numbers")
+        what = self._standalone  # "observation" or "action"
+        name = f"single_{what}_space"
+        box = spaces.box(owner, what, getattr(signature, name), of="numbers")
         low = box.low.ravel()
         high = box.high.ravel()
         with np.errstate(all="ignore"):
             is_finite = np.isfinite(high * 1.0 - low * 1.0).all()
         if not is_finite:
-            must = f"the {name} space must have finite bounds and a finite width"
+            must = f"the {what} space must have finite bounds and a finite width"
             raise ValueError(refusal(owner, must, box))
         counts = self.bins if isinstance(self.bins, tuple) else (self.bins,) * low.size
         if len(counts) != low.size:
@@ -66,23 +64,26 @@ class _Discretize(Transform):
             remedy = "Use multidiscrete=True"
             raise ValueError(refusal(owner, must, self.bins, remedy))
         self.shape = box.shape
-        self.dtype = spaces.dtype(box)
         # Floats are compared in their own dtype. Dimensions with fewer bins are padded.
         dtype = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
         edges = np.full((low.size, max(counts) + 1), np.inf, dtype)
         for row, count in enumerate(counts):
             line = np.linspace(low[row], high[row], count + 1, dtype=dtype)
             edges[row, : count + 1] = line
-        centers = 0.5 * (edges[:, :-1] + edges[:, 1:])
+        centers = 0.5 * edges[:, :-1] + 0.5 * edges[:, 1:]  # a sum of edges could overflow
+        with np.errstate(invalid="ignore"):  # of dimensions that are padded
+            centers = centers.astype(box.dtype)
+        centers = centers.clip(low[:, None], high[:, None])
         # In row-major order, a stride is the product of the counts behind.
         products = np.cumprod([1, *counts[:0:-1]])
         strides = products[::-1].copy()
         self._register_constants(
-            device, edges=edges, centers=centers, counts=counts, strides=strides
+            signature.device, edges=edges, centers=centers, counts=counts, strides=strides
         )
+        above: Space[Any] = Discrete(math.prod(counts))
         if self.multidiscrete:
-            return MultiDiscrete(list(counts))
-        return Discrete(math.prod(counts))
+            above = MultiDiscrete(list(counts))
+        return signature.replace(**{name: above})
 
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
@@ -105,11 +106,6 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
     >>> env.reset()["observation"]  # raw: 0 and 10
     tensor([[0, 1]])
     """
-
-    def setup(self, signature: Signature) -> Signature:
-        below = signature.single_observation_space
-        above = self._make_bins("observation", below, signature.device)
-        return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Tensor) -> Tensor:
         batch = observation.shape[: observation.dim() - len(self.shape)]
@@ -140,15 +136,10 @@ class DiscretizeAction(_Discretize, ActionTransform):
     tensor([-0.7500,  0.7500])
     """
 
-    def setup(self, signature: Signature) -> Signature:
-        below = signature.single_action_space
-        above = self._make_bins("action", below, signature.device)
-        return signature.replace(single_action_space=above)
-
     def action(self, action: Tensor) -> Tensor:
         indices = action
         if not self.multidiscrete:
             indices = action.unsqueeze(-1) // self.strides % self.counts
         rows = self.centers.expand(*indices.shape, -1)
-        centers = rows.gather(-1, indices.unsqueeze(-1)).to(self.dtype)
+        centers = rows.gather(-1, indices.unsqueeze(-1))
         return centers.reshape(*indices.shape[:-1], *self.shape)

@@ -230,7 +230,8 @@ class _Delay(_History):
                 raise ValueError(refusal(owner, must, validation.described(delay)))
             bounds = int(delay.min()), int(delay.max())
         self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
-        self.delay = delay
+        self._limits = {"delays": (self.shortest, self.longest)}
+        self.delay = copy.deepcopy(delay)  # its caller may change it
 
     def _make_delays(
         self,
@@ -325,21 +326,23 @@ class DelayAction(_Delay, _ActionHistory):
 class _FilteredAction(_ActionHistory):
     """Base for filters: the env's action moves from the last one towards the agent's."""
 
-    def _make_filter(self, signature: Signature, **coefficients: str) -> Signature:
+    argument: str
+    coefficient: Tensor
+
+    def setup(self, signature: Signature) -> Signature:
         owner = type(self).__name__
         box = spaces.box(owner, "action", signature.single_action_space, of="floats")
         self._make_frames(box, signature, 1)
-        self._register_coefficients(box, signature.device, **coefficients)
+        self._register_coefficients(box, signature.device, coefficient=self.argument)
         return signature
 
-    def _change(self, difference: Tensor) -> Tensor:
-        """Returns the change of the env's action, from its difference to the agent's."""
+    def _filter(self, last: Tensor, action: Tensor) -> Tensor:
+        """Returns the env's action, which is between its last one and the agent's."""
         raise NotImplementedError
 
     def action(self, action: Value) -> Value:
         (latest,) = self.frames_of.values()
-        last = latest.frames[:, 0]
-        filtered = last + self._change(action - last)  # type: ignore[operator]
+        filtered = self._filter(latest.frames[:, 0], action)  # type: ignore[arg-type]
         return latest.append(filtered)[:, 0]
 
 
@@ -365,17 +368,14 @@ class LowPassAction(_FilteredAction):
     tensor([[0.7500]])
     """
 
-    weight: Tensor
+    argument = "alpha"
 
     def __init__(self, alpha: ArrayLike, *, padding_type: str | Any = "zero") -> None:
         super().__init__(padding_type)
         self.alpha = validation.numbers("LowPassAction", "alpha", alpha, 0, 1)
 
-    def setup(self, signature: Signature) -> Signature:
-        return self._make_filter(signature, weight="alpha")
-
-    def _change(self, difference: Tensor) -> Tensor:
-        return self.weight * difference
+    def _filter(self, last: Tensor, action: Tensor) -> Tensor:
+        return last.lerp(action, self.coefficient)  # exact for weights 0 and 1, and never beyond
 
 
 class RateLimitAction(_FilteredAction):
@@ -397,17 +397,14 @@ class RateLimitAction(_FilteredAction):
     tensor([[0.8000]])
     """
 
-    limit: Tensor
+    argument = "max_change"
 
     def __init__(self, max_change: ArrayLike, *, padding_type: str | Any = "zero") -> None:
         super().__init__(padding_type)
         self.max_change = validation.numbers("RateLimitAction", "max_change", max_change, 0)
 
-    def setup(self, signature: Signature) -> Signature:
-        return self._make_filter(signature, limit="max_change")
-
-    def _change(self, difference: Tensor) -> Tensor:
-        return difference.clamp(-self.limit, self.limit)
+    def _filter(self, last: Tensor, action: Tensor) -> Tensor:
+        return action.clamp(last - self.coefficient, last + self.coefficient)
 
 
 class LastActionObservation(_ActionHistory, AugmentedObservation):

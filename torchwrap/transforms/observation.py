@@ -168,8 +168,8 @@ class CommandObservation(AugmentedObservation):
     ) -> None:
         super().__init__()
         owner = "CommandObservation"
-        self.low = validation.numbers(owner, "low", low, -sys.float_info.max)
-        self.high = validation.numbers(owner, "high", high, np.min(self.low))
+        self.low = validation.numbers(owner, "low", low, -1e38)  # float32 holds differences
+        self.high = validation.numbers(owner, "high", high, np.min(self.low), 1e38)
         self.period = validation.period(owner, period)
         self.flatten = validation.flag(owner, "flatten", flatten)
         self.key = validation.text(owner, "key", key)

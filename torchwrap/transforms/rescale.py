@@ -25,6 +25,8 @@ class _Rescale(Transform):
     limit = math.inf  # largest size of a bound
     gradient: Tensor
     intercept: Tensor
+    domain: Tensor
+    codomain: Tensor
 
     def __init__(
         self,
@@ -46,16 +48,15 @@ class _Rescale(Transform):
             must = f"{self.names} must be increasing numbers of size {self.limit:g} or less"
             raise ValueError(refusal(type(self).__name__, must, self.bounds))
 
-    def _rescale(
-        self,
-        box: Box,
-        device: torch.device,
-    ) -> Box:
-        """Registers the coefficients, and returns the new box.
-
-        A dimension with a single finite bound is shifted, not scaled.
-        """
+    def setup(self, signature: Signature) -> Signature:
+        # A dimension with a single finite bound is shifted, not scaled.
         owner = type(self).__name__
+        name = f"single_{self._standalone}_space"
+        box = spaces.box(owner, self._standalone, getattr(signature, name), of="floats")
+        is_action = self._standalone == "action"
+        if is_action and not box.is_bounded():
+            must = "the action space below must have finite bounds"
+            raise ValueError(refusal(owner, must, box))
         low = np.broadcast_to(self.low, box.shape)
         high = np.broadcast_to(self.high, box.shape)
         if not (box.low < box.high).all():
@@ -77,14 +78,34 @@ class _Rescale(Transform):
         if not fits.all():
             must = f"{self.names} must be infinite where {box} is, and distinct in {dtype}"
             raise ValueError(refusal(owner, must, self.bounds))
-        self._register_constants(device, gradient=gradient, intercept=intercept)
-        return new
+        domain, codomain = (new, box) if is_action else (box, new)
+        self._register_constants(
+            signature.device,
+            gradient=gradient,
+            intercept=intercept,
+            domain=np.stack([domain.low, domain.high]),
+            codomain=np.stack([codomain.low, codomain.high]),
+        )
+        self.is_exact = True
+        self.is_exact = torch.equal(self._rescaled(self.domain), self.codomain)
+        return signature.replace(**{name: new})
+
+    def _rescaled(self, value: Tensor) -> Tensor:
+        if self._standalone == "action":
+            result = (value - self.intercept) / self.gradient
+        else:
+            result = self.gradient * value + self.intercept
+        if self.is_exact:  # at the bounds. Both are monotonic, so nothing between is outside.
+            return result
+        is_inside = value == value.clamp(*self.domain)
+        return torch.where(is_inside, result.clamp(*self.codomain), result)
 
 
 class RescaleObservation(_Rescale, ObservationTransform):
     """Maps observations affinely from the bounds of their space to [min_obs, max_obs].
 
-    Values are not clipped. The formula is the one of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`. Values outside of the bounds are not
+    clipped; rounding moves no other value outside of the new bounds.
 
     Args:
         min_obs: the new lower bound, a number or an array that broadcasts to the shape of the
@@ -112,20 +133,14 @@ class RescaleObservation(_Rescale, ObservationTransform):
         self.min_obs = validation.on_host(min_obs)
         self.max_obs = validation.on_host(max_obs)
 
-    def setup(self, signature: Signature) -> Signature:
-        space = signature.single_observation_space
-        box = spaces.box("RescaleObservation", "observation", space, of="floats")
-        above = self._rescale(box, signature.device)
-        return signature.replace(single_observation_space=above)
-
-    def observation(self, observation: Tensor) -> Tensor:
-        return self.gradient * observation + self.intercept
+    observation = _Rescale._rescaled  # type: ignore[assignment]
 
 
 class RescaleAction(_Rescale, ActionTransform):
     """Maps actions affinely from [min_action, max_action] to the bounds of the space below.
 
-    Values are not clipped. The formula is the one of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`. Values outside of the bounds are not
+    clipped; rounding moves no other value outside of the new bounds.
 
     Args:
         min_action: the agent's lower bound, a number or an array that broadcasts to the shape of
@@ -153,12 +168,4 @@ class RescaleAction(_Rescale, ActionTransform):
         self.min_action = validation.on_host(min_action)
         self.max_action = validation.on_host(max_action)
 
-    def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
-        if not box.is_bounded():
-            must = "the action space below must have finite bounds"
-            raise ValueError(refusal("RescaleAction", must, box))
-        return signature.replace(single_action_space=self._rescale(box, signature.device))
-
-    def action(self, action: Tensor) -> Tensor:
-        return (action - self.intercept) / self.gradient
+    action = _Rescale._rescaled  # type: ignore[assignment]
