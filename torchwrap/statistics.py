@@ -20,6 +20,9 @@ from torchwrap._core.rows import is_host_readable, materialize
 # A value counts if its difference from the reference is below the limit. Sums of float64 squares
 # then stay finite.
 _LIMITS = {torch.float32: math.inf, torch.float64: 1e150}
+# Differences of float32 numbers from a smaller reference do not overflow.
+_LARGEST_REFERENCE = 2.0**103
+_OWNER = "RunningMeanStd"
 
 
 class RunningMeanStd(BatchedModule):
@@ -33,7 +36,8 @@ class RunningMeanStd(BatchedModule):
     in the first batch that has any, and int64 counts. Thus a large mean does not cancel: with
     R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums. A
     reference among n rows has R <= n, so even 1e12 rows leave four digits. The variance of a
-    feature that never changes is exactly 0.
+    feature that never changes is exactly 0. The reference is 0 instead of a value of size 1e31 or
+    more, because differences from it could overflow.
 
     Args:
         shape: of one row; at least one dimension.
@@ -48,6 +52,7 @@ class RunningMeanStd(BatchedModule):
     tensor([2])
     """
 
+    _limits = {"squares": (0, math.inf), "count": (0, 2**53)}
     reference: Tensor
     total: Tensor
     squares: Tensor
@@ -62,14 +67,13 @@ class RunningMeanStd(BatchedModule):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        owner = "RunningMeanStd"
-        shape = validation.sizes(owner, "shape", shape, at_least=0)
-        device = validation.device(owner, device)
+        shape = validation.sizes(_OWNER, "shape", shape, at_least=0)
+        device = validation.device(_OWNER, device)
         # torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
         if not shape:
-            raise ValueError(refusal(owner, "shape must have at least one dimension", shape))
+            raise ValueError(refusal(_OWNER, "shape must have at least one dimension", shape))
         if dtype not in _LIMITS:
-            raise TypeError(refusal(owner, "dtype must be torch.float32 or torch.float64", dtype))
+            raise TypeError(refusal(_OWNER, "dtype must be torch.float32 or torch.float64", dtype))
         zeros = torch.zeros(shape, dtype=torch.float64, device=device)
         self.register_buffer("reference", zeros.to(dtype, copy=True))
         self.register_buffer("total", zeros.clone())
@@ -95,10 +99,31 @@ class RunningMeanStd(BatchedModule):
         """Counts the finite values of `rows` `(n, *shape)`.
 
         Args:
-            rows: a batch of rows.
+            rows: a batch of rows of floats or integers.
             mask: the rows that count, bool, `(n,)`. None counts all of them.
+
+        Raises:
+            ValueError: for other rows, such as a single one, and for another mask.
         """
+        self._check_rows(rows, 1)
+        if mask is not None:
+            validation.tensor(
+                _OWNER,
+                "mask",
+                mask,
+                rows.shape[:1],
+                torch.bool,
+                rows.device,
+            )
         self._update(rows, mask)
+
+    def _check_rows(self, rows: Any, start: int) -> None:
+        shape = self.count.shape
+        fits = isinstance(rows, Tensor) and rows.shape[start:] == shape
+        if fits and rows.dtype not in (torch.bool, torch.complex64):
+            return
+        must = f"rows must be a tensor of numbers and shape (n, *{tuple(shape)})"
+        raise ValueError(refusal(_OWNER, must, validation.described(rows)))
 
     def _update(
         self,
@@ -113,7 +138,7 @@ class RunningMeanStd(BatchedModule):
         has_references = is_host_readable(count) and bool(count.all())
         if len(rows) and not has_references:
             self._set_first_references(rows.detach().to(self.reference.dtype), mask)
-        differences = rows - buffers["reference"]
+        differences = differences_from(buffers["reference"], rows)
         values = differences.detach() if differences.requires_grad else differences
         counted = self._counted(values, mask)
         values = torch.where(counted, values, 0).double()
@@ -130,7 +155,7 @@ class RunningMeanStd(BatchedModule):
         # Components without a value take their smallest one as their reference, in any order.
         counted = self._counted(rows, mask)
         lowest = torch.where(counted, rows, math.inf).amin(0)
-        is_first = (self.count == 0) & (lowest < math.inf)
+        is_first = (self.count == 0) & (lowest.abs() < _LARGEST_REFERENCE)
         reference = torch.where(is_first, lowest, self.reference)
         self.reference.copy_(materialize(reference))
 
@@ -149,8 +174,9 @@ class RunningMeanStd(BatchedModule):
         rows: Tensor,
         epsilon: float,
     ) -> Tensor:
-        """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        return self._normalize(rows - self.reference, epsilon)
+        """Returns (rows - mean) / sqrt(var + epsilon), float32, for rows `(*batch, *shape)`."""
+        self._check_rows(rows, -self.count.dim())
+        return self._normalize(differences_from(self.reference, rows), epsilon)
 
     def _normalize(
         self,
@@ -226,7 +252,7 @@ class RunningMeanStd(BatchedModule):
         # Float64 numbers for all components.
         shape = self.count.shape
         must = f"{name} must have shape {tuple(shape)} and numbers in [{low:g}, {high:g}]"
-        fault = refusal("RunningMeanStd", must, validation.shown(value))
+        fault = refusal(_OWNER, must, validation.shown(value))
         try:
             numbers = torch.as_tensor(value, dtype=torch.float64, device=self.count.device)
         except (RuntimeError, TypeError, ValueError):
@@ -257,19 +283,27 @@ class RunningMeanStd(BatchedModule):
         names = self.state_dict()
         for name, own in names.items():
             value = state_dict.get(prefix + name)
-            least = 0 if name in ("squares", "count") else -math.inf
-            most = 2**53 if name == "count" else math.inf
+            least, most = self._limits.get(name, (-math.inf, math.inf))
             if not isinstance(value, Tensor) or value.is_meta or value.shape != own.shape:
                 continue
             fits = (value >= least) & (value <= most) & value.isfinite()
             if not fits.all():
                 must = f"{prefix}{name} must be finite and in [{least:g}, {most:g}]"
-                errors.append(refusal("RunningMeanStd", must, validation.shown(value)))
+                errors.append(refusal(_OWNER, must, validation.shown(value)))
                 return
+            state_dict[prefix + name] = value.to(own)  # `assign` would take its dtype
         super()._load_from_state_dict(state_dict, prefix, *args)
         if not errors and all(prefix + name in state_dict for name in names):
             with torch.inference_mode():  # allows writes to every buffer
                 self.synced.copy_(self.sums())  # every process loads the same statistics
+
+
+def differences_from(reference: Tensor, rows: Tensor) -> Tensor:
+    """Returns rows - reference, which is exact for integers."""
+    if rows.dtype not in (torch.int32, torch.int64):
+        return rows - reference
+    lower = rows & 0xFFFF  # float64 has 53 bits, which hold each of the parts
+    return (rows - lower).double() - reference + lower
 
 
 def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:

@@ -15,7 +15,7 @@ from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
-from torchwrap.statistics import RunningMeanStd
+from torchwrap.statistics import RunningMeanStd, differences_from
 from torchwrap.transforms.transform import ObservationTransform, RewardTransform, Transform
 
 
@@ -82,18 +82,19 @@ class NormalizeObservation(ObservationTransform):
         path: Path,
         rows: Tensor,
         mask: Tensor | None = None,
+        learns: bool = True,
     ) -> Tensor:
         statistics = self.statistics_of[path]
-        if not self.training:
-            return statistics.normalize(rows, self.epsilon)
-        differences = statistics._update(rows, mask)
+        if learns and self.training:
+            differences = statistics._update(rows, mask)
+        else:
+            differences = differences_from(statistics.reference, rows)
         return statistics._normalize(differences, self.epsilon)
 
     def observation(self, observation: Value) -> Value:
         """Normalizes without an update."""
-        return spaces.apply(
-            lambda path, rows: self.statistics_of[path].normalize(rows, self.epsilon), observation
-        )
+        normalize = functools.partial(self._update_and_normalize, learns=False)
+        return spaces.apply(normalize, observation)
 
     def deployed(self) -> Transform:
         constants_of = {}
@@ -122,7 +123,8 @@ class _FrozenNormalization(ObservationTransform):
     ) -> Tensor:
         # The mean is reference + shift, but that sum would lose the last digits of the shift.
         reference, shift, scale = self.get_buffer(self.name_of[path]).unbind()
-        return ((rows - reference - shift) * scale).float()
+        differences = differences_from(reference, rows)
+        return ((differences - shift) * scale).float()
 
 
 class NormalizeReward(RewardTransform):
@@ -168,7 +170,7 @@ class NormalizeReward(RewardTransform):
         statistics = self.statistics
         discounted_return = self.discounted_return.mul_(self.gamma).add_(reward)
         if self.training:
-            statistics.update(discounted_return)
+            statistics._update(discounted_return)
         return reward * statistics.scale(self.epsilon)
 
     def reset(
