@@ -8,12 +8,14 @@ such values, under the dict's keys or "0", "1", ...
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
@@ -191,15 +193,28 @@ def tensor(array: Any, device: torch.device) -> Tensor:
     return source.to(device, non_blocking=True)
 
 
+def cast(array: NDArray[Any], to: Any) -> NDArray[Any]:
+    """Copies numbers to an array of a dtype. Raises a ValueError if an integer would change."""
+    with np.errstate(invalid="ignore"):
+        copy = np.array(array, to, order="C")
+    changes = copy.dtype.kind != "f" and (copy != array).any()
+    if changes or array.dtype.kind in "SU":
+        raise ValueError(refusal("torchwrap", f"actions must be numbers of dtype {to}", array))
+    return copy
+
+
 def from_numpy(
     space: Space[Any],
     value: Any,
     device: torch.device = _CPU,
 ) -> Value:
-    """Copies Gymnasium's batch (an array, or a dict or tuple of them) to tensors on `device`."""
+    """Copies Gymnasium's batch (an array, or a dict or tuple of them) to tensors on `device`.
+
+    Raises as `cast`.
+    """
     subspaces = children(space)
     if subspaces is None:
-        return tensor(np.array(value, space.dtype, order="C"), device)
+        return tensor(cast(np.asarray(value), space.dtype), device)
     tensors = {}
     for key, child in subspaces.items():
         tensors[key] = from_numpy(child, entry(value, (key,)), device)
@@ -299,6 +314,8 @@ def box(
 
 # Checks of values.
 
+check_tensor = functools.partial(validation.tensor, kind=TypeError)
+
 
 def outside(space: Space[Any], value: Tensor) -> Tensor:
     """True for each component of a leaf's value that is out of bounds or NaN: bool, same shape."""
@@ -327,28 +344,6 @@ def contains(space: Space[Any], value: Value) -> bool:
     if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
         return False
     return all(contains(child, value[key]) for key, child in subspaces.items())
-
-
-def check_tensor(
-    owner: str,
-    what: str,
-    value: object,
-    shape: tuple[int, ...],
-    to: torch.dtype,
-    device: torch.device,
-    remedy: str = "",
-) -> None:
-    """Raises a TypeError or ValueError unless a value is a tensor of a shape, dtype and device."""
-    kind: type[Exception] = TypeError
-    got = type(value).__name__
-    if isinstance(value, Tensor):
-        is_placed = value.shape == shape and value.device == device
-        if is_placed and value.dtype == to:
-            return
-        got = f"{validation.described(value)} on {value.device}"
-        kind = TypeError if is_placed else ValueError
-    must = f"{what} must be a tensor of shape {tuple(shape)}, dtype {to} and device {device}"
-    raise kind(refusal(owner, must, got, remedy))
 
 
 def check(
@@ -551,13 +546,19 @@ class _Leaf(nn.Module):
         if isinstance(space, spaces.Box):
             self.is_bounded = space.is_bounded()
             work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
-            numbers["low"] = space.low.astype(work)
-            numbers["high"] = space.high.astype(work)
+            start: Any = 0
+            if space.dtype.kind in "iu":  # counted from the nearest to 0: float64 holds 53 bits
+                start = np.clip(0, space.low, space.high)
+            numbers["start"] = start
+            numbers["low"] = (space.low - start).astype(work)
+            numbers["high"] = (space.high - start).astype(work)
             numbers["below"] = space.bounded_below
             numbers["above"] = space.bounded_above
         else:
             numbers["count"], numbers["start"] = counts(space)
             self.sizes = np.broadcast_to(numbers["count"], self.shape).ravel().tolist()
+            if np.max(numbers["count"]) > 2**32:
+                raise ValueError(refusal("Env", "actions must have at most 2**32 values", space))
         for name, number in numbers.items():
             value = torch.tensor(np.asarray(number), device=device)  # PyTorch 2.7 takes no np.bool
             self.register_buffer(name, value, persistent=False)
@@ -580,13 +581,15 @@ class _Leaf(nn.Module):
             below_high = torch.where(self.above, end - distance, unbounded)
             from_bound = torch.where(self.below, low + distance, below_high)
             value = torch.where(self.below & self.above, value, from_bound)
+        value = value.clamp(low, self.high)
         if is_integral:
-            value = value.floor()
-        return value.clamp(low, self.high).to(self.dtype)
+            value = value.floor().long() + self.start
+        return value.to(self.dtype)
 
     def _integers(self, key: random.Key, masks: Tensor | None) -> Tensor:
         if masks is None:
-            return random.integers(key, self.count, shape=self.shape)
+            # The product of a word and a count of 2**31 or more has the sign bit.
+            return random.integers(key, self.count, shape=self.shape) & random.WORD
         if masks.shape[1:] != (sum(self.sizes),):
             must = f"action_masks must have {self.sizes} columns"
             raise ValueError(refusal("sample_action", must, masks.shape))

@@ -401,6 +401,14 @@ def test_spaces_that_a_library_cannot_hold_are_refused_before_a_reset(adapter, n
         assert env.np_random_seed is None
 
 
+@over(Sb3, Gymnasium, Skrl)
+def test_actions_do_not_wrap_around_in_the_dtype_of_their_space(adapter):
+    given = adapter(ScriptedEnv(2, (3,), action_space=Discrete(3, dtype=np.uint8)))
+    given.step(torch.tensor([2, 0]))
+    with pytest.raises(ValueError, match="action"):
+        given.step(torch.tensor([256, 0]))
+
+
 @over(*ALL)
 def test_other_objects_and_envs_that_hold_the_state_of_a_policy_are_refused(adapter):
     state = tw.PolicyState({"hidden": (4,)})

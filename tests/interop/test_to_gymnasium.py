@@ -386,6 +386,7 @@ TWO = spaces.Discrete(2)
 BAD_ACTIONS = {
     "floats": (TWO, np.array([0.0, 1.0])),
     "out of range": (TWO, np.array([0, 2])),
+    "wrapping": (spaces.Discrete(2, dtype=np.uint8), np.array([256, 0])),
     "too many": (TWO, np.array([0, 1, 1])),
     "no batch": (spaces.Box(-1, 1, (2,)), np.zeros(2)),
 }

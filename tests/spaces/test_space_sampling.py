@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import params
+from helpers import ks_distance, params
 from space_cases import INF, SPACES, assert_equal_arrays, every_space
 
 from torchwrap import spaces as tensors
@@ -102,6 +102,10 @@ FINITE = [
     ),
     (spaces.Discrete(1, start=9), [9]),
     (
+        spaces.Box(2**60 + 1, 2**60 + 3, (2,), np.int64),
+        range(2**60 + 1, 2**60 + 4),
+    ),
+    (
         spaces.MultiDiscrete([3, 3], start=[2, 2]),
         range(2, 5),
     ),
@@ -142,6 +146,22 @@ def test_mask_of_another_number_of_actions_is_refused():
     env = ScriptedEnv(2, action_space=spaces.Discrete(4))
     with pytest.raises(ValueError, match="action_masks"):
         env.sample_action(torch.ones(2, 3))
+
+
+WIDE = [
+    spaces.Discrete(3_000_000_000),
+    spaces.Discrete(2**32, start=-5),
+    spaces.Box(-(2**63), 2**63 - 1, (), np.int64),
+]
+
+
+@pytest.mark.parametrize("space", WIDE, ids=str)
+def test_sample_of_a_wide_space_is_inside_and_uniform(space):
+    sample = draw(space, 20_000)
+    assert tensors.contains(space, sample)
+    lowest, count = getattr(space, "start", -(2.0**63)), getattr(space, "n", 2.0**64)
+    fractions = (sample.double() - float(lowest)) / float(count)
+    assert ks_distance(fractions, lambda value: value) < 1.95 / math.sqrt(len(sample))
 
 
 @pytest.mark.cuda

@@ -640,10 +640,8 @@ def _fit(
     array = np.asarray(values)
     fits = array.shape == shape
     if array.dtype != leaf.dtype:
-        cast = array.astype(leaf.dtype, casting="same_kind")
-        if leaf.dtype.kind in "iu" and not np.can_cast(array.dtype, leaf.dtype):
-            fits = fits and bool((cast == array).all())  # NumPy lets integers overflow
-        array = cast
+        fits = fits and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        array = spaces.cast(array, leaf.dtype)
     if not fits:
         raise ValueError
     return array

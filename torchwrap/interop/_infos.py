@@ -101,10 +101,4 @@ def cast_info(
     given = np.asarray(value)
     if given.dtype == object:  # Gymnasium's, for all but a few types
         given = np.asarray(given.tolist())
-    given = given.reshape(shape)
-    with np.errstate(invalid="ignore"):
-        cast = given.astype(dtype)
-    changes = dtype.kind != "f" and (cast != given).any()
-    if given.dtype.kind in "SU" or changes:
-        raise ValueError(f"{dtype} cannot hold {value!r}")
-    return cast
+    return spaces.cast(given.reshape(shape), dtype)

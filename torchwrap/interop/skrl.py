@@ -222,7 +222,10 @@ class SkrlEnv(Wrapper):
     def step(self, actions: Tensor) -> StepResult:
         space = self.action_space
         actions = actions.reshape(-1, *(space.shape or ()))
-        successor, td = take(self._env, actions.to(spaces.dtype(space)))
+        to = spaces.dtype(space)
+        if actions.dtype == torch.int64 != to:
+            actions = spaces.from_numpy(space, actions.numpy(force=True), self._env.device)
+        successor, td = take(self._env, actions.to(to))
         done = successor["done"]
         root = self._flat(td)
         final = self._flat(successor)
