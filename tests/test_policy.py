@@ -276,6 +276,7 @@ WRONG_STATES = {
     "missing": {},
     "shape": {"hidden": torch.zeros(NUM_ENVS, SIZE + 1)},
     "dtype": {"hidden": RIGHT.double()},
+    "sparse": {"hidden": RIGHT.to_sparse()},
     "undeclared": {"hidden": RIGHT, "cell": RIGHT},
 }
 

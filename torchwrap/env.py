@@ -297,6 +297,7 @@ class Env(BatchedModule):
         result, entries = function(*args)
         if self.host_stepped:
             entries |= self.unwrapped._root_info()
+        entries["observation"] = entries["observation"].contiguous()
         root = tensordict(entries, self.signature.num_envs)
         status.root = root
         status.unfinished = None
@@ -431,6 +432,14 @@ class Env(BatchedModule):
                 # A snapshot that was a dict has lost the batch size.
                 value = TensorDict(value.to_dict(), [self.num_envs])
             entries[key] = spaces.to_device(value, self.device).clone()
+        spaces.check(
+            f"{self._label}.restore",
+            "observation",
+            self.single_observation_space,
+            entries["observation"],
+            self.num_envs,
+            self.device,
+        )
         rows: RowMask | None = None
         if mask is not None:
             self._check_mask(mask, "restore")
@@ -716,7 +725,7 @@ class Env(BatchedModule):
         owner = f"{self._label}.{call}"
         shape = (self.num_envs,)
         remedy = "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`"
-        validation.tensor(owner, "mask", mask, torch.bool, shape, self.device, remedy)
+        validation.tensor(owner, "mask", mask, shape, torch.bool, self.device, remedy)
         root = self._status.root
         if root is not None:
             self._check_root(owner, root)
@@ -797,6 +806,12 @@ class Env(BatchedModule):
             got = validation.described(found[key])
             if got != needed:
                 raise ValueError(refusal(owner, f"{key} must be {needed}", got))
+        for prefix, module in self.named_modules():
+            for name, (least, most) in getattr(module, "_limits", {}).items():
+                value = given["buffers", f"{prefix}.{name}"]
+                if (value != value.clamp(least, most)).any():
+                    must = f"{prefix}.{name} must be in [{least}, {most}]"
+                    raise ValueError(refusal(owner, must, value))
         return given
 
 

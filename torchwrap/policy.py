@@ -146,16 +146,9 @@ def check(owner: str, signature: Signature, td: TensorDictBase, num_envs: int) -
     for name, row in signature.policy_state.items():
         value = td.get(("next", name), None)
         shape = (num_envs, *row.shape)
-        layout = (value.shape, value.dtype) if isinstance(value, Tensor) else None
-        if layout != (shape, row.dtype):
-            raise ValueError(
-                refusal(
-                    owner,
-                    f'("next", "{name}") must be a tensor of shape {shape} and dtype {row.dtype}',
-                    validation.described(value),
-                    f'Set `td["next", "{name}"] = ...`, as PolicyState asks for',
-                )
-            )
+        what = f'("next", "{name}")'
+        remedy = f'Set `td["next", "{name}"] = ...`, as PolicyState asks for'
+        validation.tensor(owner, what, value, shape, row.dtype, signature.device, remedy)
 
 
 def next_entries(signature: Signature, state: Any, done: Tensor) -> State:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchwrap._core import generators
+from torchwrap._core import generators, validation
 from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask, is_host_readable
@@ -80,10 +80,14 @@ class Key(NamedTuple):
     def hold(self, period: int | None) -> Key:
         """Returns a key that changes every `period` steps of an episode only; with None, never.
 
+        Args:
+            period: at least 1.
+
         >>> key = Stream(1, seed=0).key()
         >>> [key._replace(draw=torch.tensor([step])).hold(3).draw.item() for step in range(7)]
         [0, 0, 0, 3, 3, 3, 6]
         """
+        period = validation.period("Key.hold", period)
         steps_held = self.draw if period is None else self.draw % period
         draw = self.draw - steps_held
         generators.note_held(draw, self.draw)

@@ -143,6 +143,7 @@ WRONG = {
     "type": ("hidden", torch.Tensor.tolist),
     "is_init": ("is_init", lambda is_init: is_init[:, 0]),
     "observation": ("observation", lambda observation: observation[:, :2]),
+    "sparse": ("observation", torch.Tensor.to_sparse),
 }
 
 

@@ -13,7 +13,7 @@ from catalogue import (
     stack,
     vmapped,
 )
-from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, buffers, mostly_full
+from helpers import AOT, AT_RELEASES, INDUCTOR, assert_same, buffers, leaves, mostly_full
 from torch import nn
 
 import torchwrap as tw
@@ -80,6 +80,31 @@ def test_transform_agrees_bit_for_bit(name):
     flags = assert_agrees(functools.partial(stack, name))
     assert flags["done"].any(0).all()
     assert not flags["done"].all(1).all()
+
+
+@pytest.mark.parametrize(
+    "name", mostly_full(COMPILED, "FrameStackObservation", "RecordEpisodeStatistics")
+)
+def test_states_roots_and_transitions_are_contiguous(name):
+    env = stack(name)
+    pure = tw.pure(env)
+    td = env.reset(seed=0)
+    state, root = pure.init(0)
+    found = [td.clone(False), env.snapshot(), state, root.clone(False)]
+    for _ in range(2):
+        act(env, env.sample_action(), td, root)
+        state, transition, root = pure.step(state, root)
+        found += [state, transition, root.clone(False)]
+        transition, td = env.step(td)
+        found += [transition, td.clone(False)]
+    found += [env.reset(mask=MASK), *pure.reset(state, MASK)]
+    for leaf in leaves(*found):
+        assert leaf.stride() == torch.empty(leaf.shape).stride()
+
+
+def test_root_of_transforms_over_a_simulator_is_contiguous():
+    env = tw.compile(gymnasium_cartpole(), backend="eager")
+    assert env.reset(seed=0)["observation"].is_contiguous()
 
 
 ENVS = {

@@ -163,6 +163,20 @@ def test_load_state_dict_not_strict_returns_the_keys_that_differ():
     )
 
 
+@pytest.mark.parametrize("module", [lambda env: env, torch.nn.Sequential], ids=["env", "outer"])
+def test_assigned_statistics_keep_their_dtypes_and_reach_the_functions_of_the_env(module):
+    env, learned = taught()
+    pure = tw.pure(env)
+    outer = module(env)
+    prefix = "" if outer is env else "0."
+    state = {f"{prefix}{name}": value.float() for name, value in learned.items()}
+    dtypes = [value.dtype for value in learned.values()]
+    outer.load_state_dict(state, assign=True)
+    assert [value.dtype for value in env.state_dict().values()] == dtypes
+    _, root = pure.init(1)
+    assert_same(root, env.reset(seed=1))
+
+
 # restore.
 
 each_store = pytest.mark.parametrize(
@@ -241,6 +255,7 @@ GARBLED = {  # entries of a snapshot; ... deletes one
     "shape": {ELAPSED: torch.zeros(3, dtype=torch.int64)},
     "a missing buffer": {ELAPSED: ...},
     "another buffer": {("buffers", "other"): torch.zeros(2)},
+    "a sparse buffer": {ELAPSED: torch.zeros(2, dtype=torch.int64).to_sparse()},
 }
 
 
@@ -262,6 +277,29 @@ def test_restore_of_a_garbled_snapshot_raises_before_anything_changed(entries):
         env.restore(garbled)
     assert_same(env.snapshot(), now)
     assert_same(env.restore(before), td)
+
+
+OUT_OF_RANGE = {  # the end of a key of a snapshot, and a number that no env has there
+    "delays": 9,
+    "RecordEpisodeStatistics.count": -1,
+    "statistics.count": -1,
+    "position": 7,
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_restore_of_numbers_that_fit_no_index_raises_before_anything_changed(name):
+    keys = T.ObservationKeys({"image": [T.DelayObservation((0, 2)), T.NormalizeObservation()]})
+    env = ScriptedEnv(2, observation_space=DICT)
+    env = tw.TransformedEnv(env, keys, T.RecordEpisodeStatistics())
+    after(env, 3)
+    before = env.snapshot()
+    wrong = before.clone()
+    (key,) = [key for key in wrong.keys(True, True) if str(key[-1]).endswith(name)]
+    wrong[key] = torch.full_like(wrong[key], OUT_OF_RANGE[name])
+    with pytest.raises(ValueError, match=name.rpartition(".")[2]):
+        env.restore(wrong)
+    assert_same(env.snapshot(), before)
 
 
 # Constructor arguments.

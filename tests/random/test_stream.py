@@ -191,3 +191,9 @@ def test_bits_for_a_larger_count_start_with_the_same_words(count):
     key = Stream(3, seed=1).key()
     few = random.bits(key, count)
     assert few.shape == (3, count) and torch.equal(few, random.bits(key, MANY)[:, :count])
+
+
+@pytest.mark.parametrize("period", [0, -3])
+def test_key_is_held_for_at_least_one_step(used_stream, period):
+    with pytest.raises(ValueError, match="period"):
+        used_stream.key().hold(period)

@@ -168,8 +168,10 @@ class Rollout:
         self.graph.prepare(env._root_like(env.device))
 
     def __call__(self, root: Root) -> Storage:
+        env = self.collector.env
+        env._check_root("Collector", root)
         program, tensors = self.graph.prepare(root)
-        storage, _ = self.collector.env._drive("collection", self._run, program, tensors)
+        storage, _ = env._drive("collection", self._run, program, tensors)
         return storage
 
     def _run(self, program: Program, tensors: list[Tensor]) -> tuple[Storage, Root]:
@@ -188,7 +190,6 @@ class Rollout:
     def _step(self, root: Root) -> tuple[Storage, Root]:
         env = self.collector.env
         policy = self.collector.policy
-        env._check_root("Collector", root)  # in each trace: graphs hold the layout
         if any(isinstance(part, CudaGraphModule) for part in named_by(policy)):
             must = "policy must call the module from which a CudaGraphModule was made"
             raise ValueError(refusal("compile", must))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -130,11 +131,11 @@ class PureEnv:
             signed = seed - (seed >> 63 << 64)  # has the same bits
             seed = torch.tensor(signed, device=device)
         elif not is_compiling:
-            validation.tensor(owner, "seed", seed, torch.int64, (), device)
+            validation.tensor(owner, "seed", seed, (), torch.int64, device)
         # Copies, because the env may write to its own.
         buffers = {}
-        for index, name in self._names.items():
-            buffers[name] = self._tensors[index].clone()
+        for name in self._names.values():
+            buffers[name] = attrgetter(name)(self.env).detach().clone()
         root = self._call(self._init, buffers, seed)
         return self._results(buffers, root)
 
@@ -155,7 +156,7 @@ class PureEnv:
         if mask is None:
             mask = torch.ones(size, dtype=torch.bool, device=device)
         if not torch.compiler.is_compiling():
-            validation.tensor("pure.reset", "mask", mask, torch.bool, (size,), device)
+            validation.tensor("pure.reset", "mask", mask, (size,), torch.bool, device)
         last: Any = dict(self._root(state).items())
         buffers = dict(state["buffers"].items())
         root = self._call(self._reset, buffers, mask, last)
@@ -250,10 +251,10 @@ class PureEnv:
 
 
 def _layout(state: TensorDictBase) -> dict[Any, Any]:
-    """Shape, dtype and device of each tensor, by its key."""
+    """Shape, dtype, layout and device of each tensor, by its key."""
     found = {}
     for key, leaf in state.items(True, True):
-        found[key] = (tuple(leaf.shape), leaf.dtype, leaf.device)
+        found[key] = (leaf.shape, leaf.dtype, leaf.layout, leaf.device)  # type: ignore[union-attr]
     return found
 
 

@@ -124,7 +124,7 @@ def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> T
             fault = f"replaces the tensor {replaced[0]}"
             raise Refusal(fault, "Write to it in place, as `copy_` does")
         results.append(result)
-        return tuple(rows.leaves(result))
+        return tuple(map(Tensor.contiguous, rows.leaves(result)))
 
     graph = make_fx(flat, tracing_mode="fake")(*tensors, *leaves)
     return Trace(graph, results[0])

@@ -71,7 +71,7 @@ class EnvBuffer:
             return torch.full(shape, self.fill, dtype=self.dtype, device=device)
         with torch.device(device):  # overrides the user's default device
             row = self.row(module).to(device)
-        return row.expand(num_envs, *row.shape).clone()
+        return row.repeat(num_envs, *[1] * row.dim())  # contiguous, unlike a clone of no elements
 
 
 class EpisodeClock(EnvBuffer):

@@ -74,17 +74,12 @@ def equal(first: Nested, second: Nested, tolerance: float = 0.0) -> bool:
 
 
 def layout(value: Any) -> Any:
-    """Shapes and dtypes of a nested value, to compare with those of another."""
+    """Shapes, dtypes and layouts of a nested value, to compare with those of another."""
     if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    # Each step calls this a few times: the exact class first, and no call for a leaf.
-    if not isinstance(value, (TensorDict, TensorDictBase)):
+        return value.shape, value.dtype, value.layout
+    if not isinstance(value, TensorDictBase):
         return type(value)
-    found = {}
-    for key, part in value.items():
-        is_leaf = isinstance(part, Tensor)
-        found[key] = (part.shape, part.dtype) if is_leaf else layout(part)
-    return found
+    return {key: layout(part) for key, part in value.items()}
 
 
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:

@@ -28,9 +28,10 @@ def shown(value: Any) -> str:
 
 def described(value: object) -> str:
     """A tensor's shape and dtype, or the type of anything else, as error messages show it."""
-    if isinstance(value, torch.Tensor):
-        return f"{tuple(value.shape)} {value.dtype}"
-    return type(value).__name__
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    layout = "" if value.layout == torch.strided else f" {value.layout}"
+    return f"{tuple(value.shape)} {value.dtype}{layout}"
 
 
 def integer(
@@ -157,21 +158,27 @@ def numbers(
 def tensor(
     owner: str,
     name: str,
-    value: Any,
-    dtype: torch.dtype,
+    value: object,
     shape: tuple[int, ...],
+    dtype: torch.dtype,
     device: torch.device,
     remedy: str = "",
-) -> Any:
-    """A tensor of this dtype, shape and device. Raises a ValueError for anything else."""
-    is_tensor = isinstance(value, torch.Tensor)
-    if is_tensor and (value.dtype, value.shape, value.device) == (dtype, shape, device):
-        return value
-    must = f"{name} must have shape {shape} and dtype {dtype}, on {device}"
-    got = described(value)
-    if is_tensor:
-        got += f" on {value.device}"
-    raise ValueError(refusal(owner, must, got, remedy))
+    kind: type[Exception] = ValueError,
+) -> None:
+    """Raises unless a value is a tensor of a shape, dtype and device.
+
+    `kind` is the error for another type or dtype. For the rest, it is a ValueError.
+    """
+    got = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        is_placed = value.shape == shape and value.device == device
+        if is_placed and value.dtype == dtype and value.layout == torch.strided:
+            return
+        got = f"{described(value)} on {value.device}"
+        if not is_placed:
+            kind = ValueError
+    must = f"{name} must have shape {tuple(shape)} and dtype {dtype}, on {device}"
+    raise kind(refusal(owner, must, got, remedy))
 
 
 def device(owner: str, value: Any) -> torch.device:
