@@ -175,15 +175,15 @@ class ReplayBuffer:
             self.append(data, self.envs, begins)
         elif data.shape[1] == 1:
             for part in data.split(self.capacity):  # in several columns if it is long
-                emptiest = self.written.argmin().unsqueeze(0)
-                self.append(part, emptiest.to(self.device), begins)
+                self.append(part, self.written.argmin().unsqueeze(0), begins)
         else:
             fault = f"data must have {self.num_envs} envs as before, got {data.shape[1]}"
             raise ValueError(f"extend: {fault}.")
 
     def append(self, data: TensorDictBase, envs: Tensor, begins: Tensor) -> None:
         """Stores encoded steps `(num_steps, n)` of some envs after the newest ones."""
-        newest = (self.written.to(self.device)[envs] - 1) % self.capacity, envs
+        slots = (self.written[envs] - 1) % self.capacity
+        newest = slots.to(self.device), envs.to(self.device)
         last = self.storage["next"][newest]
         is_gap = differs(last["observation"], data["observation"][0]) | begins
         self.storage["next", "done"][newest] = last["done"] | is_gap.unsqueeze(1)
@@ -193,16 +193,19 @@ class ReplayBuffer:
         self.num_envs = len(row)
         self.capacity = max(1, self.size // self.num_envs)
         self.storage = torch.zeros_like(row).expand(self.capacity, self.num_envs).clone()
-        self.envs = torch.arange(self.num_envs, device=self.device)
-        self.written = torch.zeros(self.num_envs, dtype=torch.int64)  # steps by env, on the host
+        # On the host, so that nobody waits for the device: indices, and number of steps by env
+        self.envs = torch.arange(self.num_envs)
+        self.written = torch.zeros_like(self.envs)
 
     def write(self, data: TensorDictBase, envs: Tensor) -> None:
         """Stores encoded steps `(num_steps, n)` of some envs."""
         data = data[-self.capacity :]
-        steps = torch.arange(len(data), device=self.device).unsqueeze(1)
-        steps = steps + self.written.to(self.device)[envs]
-        self.storage[steps % self.capacity, envs] = data
-        self.written[envs.cpu()] += len(data)
+        slots = (self.written[envs] + torch.arange(len(data)).unsqueeze(1)) % self.capacity
+        self.storage[slots.to(self.device), envs.to(self.device)] = data
+        self.written[envs] += len(data)
+        self.counts = self.written.clamp(max=self.capacity)  # steps in storage
+        self.oldest = (self.written - self.counts).to(self.device)
+        self.newest = self.counts.to(self.device) - 1
 
     def state_dict(self) -> dict[str, Any]:
         """The steps in storage, oldest first, as new tensors `(num_steps, num_envs, ...)`.
@@ -212,7 +215,8 @@ class ReplayBuffer:
         if self.storage is None:
             return {}
         steps = torch.arange(self.num_steps, device=self.device).unsqueeze(1)
-        state = self.storage[self.slots(steps, self.envs), self.envs].to_dict()
+        envs = self.envs.to(self.device)
+        state = self.storage[self.slots(steps, envs), envs].to_dict()
         if len(self.counts.unique()) > 1:
             state["counts"] = self.counts
         return state
@@ -247,8 +251,8 @@ class ReplayBuffer:
         number = torch.randint(int(ends[-1]), shape, device=self.device)
         ends = ends.to(self.device)
         envs = torch.searchsorted(ends, number, right=True)
-        remaining = ends[envs] - number  # from 1 on
-        return self.get(self.counts.to(self.device)[envs] - remaining, envs)
+        newer = ends[envs] - number - 1  # number of newer steps of the env
+        return self.get(self.newest[envs] - newer, envs)
 
     def get(self, steps: Tensor, envs: Tensor) -> TensorDict:
         """The transitions `(n,)` of steps and envs, int64 `(n,)`. Step 0 is the oldest in storage.
@@ -259,7 +263,7 @@ class ReplayBuffer:
         window = steps.unsqueeze(1) + torch.arange(self.n_step, device=self.device)
         successors = self.read(window, envs.unsqueeze(1), "next")
         reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
-        is_last = done | (window >= self.counts.to(self.device)[envs].unsqueeze(1) - 1)
+        is_last = done | (window >= self.newest[envs].unsqueeze(1))
         reward, discount, last = n_step_returns(reward, terminated, is_last, self.gamma)
         batch = {
             "observation": self.observation(steps, envs),
@@ -271,19 +275,13 @@ class ReplayBuffer:
         return TensorDict(batch, [len(steps)])
 
     @property
-    def counts(self) -> Tensor:
-        """Number of steps in storage by env, on the host."""
-        return self.written.clamp(max=self.capacity)
-
-    @property
     def num_steps(self) -> int:
         """Number of steps in storage of the env that has most."""
         return 0 if self.storage is None else int(self.counts.max())
 
     def slots(self, steps: Tensor, envs: Tensor) -> Tensor:
         """Where steps are in the ring. Step 0 of an env is its oldest."""
-        oldest = self.written - self.counts
-        return (oldest.to(self.device)[envs] + steps) % self.capacity
+        return (self.oldest[envs] + steps) % self.capacity
 
     def read(self, steps: Tensor, envs: Tensor, *key: str) -> Tensor | TensorDict:
         return self.storage[key][self.slots(steps, envs), envs]
@@ -376,8 +374,9 @@ class HindsightReplayBuffer(ReplayBuffer):
     def find_ends(self) -> Tensor:
         """The last step that is stored of the episode of each step, `(num_steps, num_envs)`."""
         steps = torch.arange(self.num_steps, device=self.device).unsqueeze(1)
-        is_end = self.read(steps, self.envs, "next", "done").squeeze(-1)
-        is_end = is_end | (steps >= self.counts.to(self.device) - 1)
+        envs = self.envs.to(self.device)
+        is_end = self.read(steps, envs, "next", "done").squeeze(-1)
+        is_end = is_end | (steps >= self.newest)
         ends = torch.where(is_end, steps, self.num_steps)
         return ends.flip(0).cummin(0).values.flip(0)
 
@@ -396,7 +395,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         own = self.read(window, column, "observation", "desired_goal")
         following = successors["observation", "desired_goal"]
         is_other = (own != following).flatten(2).any(-1) & ~is_new.unsqueeze(1)
-        is_last = done | is_other | (window >= self.counts.to(self.device)[envs].unsqueeze(1) - 1)
+        is_last = done | is_other | (window >= self.newest[envs].unsqueeze(1))
 
         achieved = successors["observation", "achieved_goal"]
         new = self.read(later, envs, "next", "observation", "achieved_goal")
