@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import tyro
 from ppo import Flags
+from ppo_parts import one_line, plain, to_vector
 from torch import Tensor, nn, optim
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -83,8 +84,13 @@ DEFAULTS = {
 
 def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
     env = tw.make(args.env_id, args.num_envs)
-    transforms = [T.RecordEpisodeStatistics(), T.FlattenObservation()]
-    if isinstance(env.single_action_space, gymnasium.spaces.Box):
+    space = env.single_action_space
+    if not isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.Box):
+        fault = f"actions must be Discrete or a Box of floats, got {one_line(space)}"
+        raise ValueError(f"cleanrl_style.py: {fault}. Use ppo.py.")
+    env = plain(env)
+    transforms = [T.RecordEpisodeStatistics(), *to_vector(env.single_observation_space)]
+    if isinstance(space, gymnasium.spaces.Box):
         transforms += [T.ClipAction(), T.NormalizeObservation(), T.ClipObservation(-10, 10)]
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
     return tw.to_gymnasium(tw.TransformedEnv(env, *transforms))
