@@ -254,6 +254,7 @@ def is_foreign(name):
     return name.split(".")[0] in FOREIGN
 
 
+@functools.cache
 def foreign_names(tree):
     """The full names of the modules, classes and functions that a file imports from others."""
     names = {}
@@ -288,6 +289,7 @@ def nothing_is_patched(sources):
     return found
 
 
+@functools.cache
 def private_names(source):
     """Private names of other libraries, by import or by attribute."""
     foreign = foreign_names(parse(source))
@@ -377,6 +379,7 @@ def a_statement_has_one_condition(sources):
     return found
 
 
+@functools.cache
 def tokens_by_line(source):
     """The number of tokens on each line. An f-string is one token, as before Python 3.12."""
     counts = collections.Counter()

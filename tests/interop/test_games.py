@@ -381,6 +381,7 @@ def test_other_modes_of_ale_than_same_step_raise(mode):
         tw.from_gymnasium(vector_env)
 
 
+@pytest.mark.full
 @each_engine
 def test_engine_that_steps_a_part_of_its_envs_raises(engine):
     with pytest.raises(ValueError, match="observation"):

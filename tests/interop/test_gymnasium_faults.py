@@ -15,7 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from helpers import OtherVectorEnv, mostly_full, through_pickle
+from helpers import OtherVectorEnv, mostly_full, params, through_pickle
 from single_envs import (
     BOX,
     SAME_STEP,
@@ -363,7 +363,7 @@ def test_entries_that_are_not_asked_for_can_be_anything(kind, make_entry):
         check_transitions(env, makers, steps=4)
 
 
-@pytest.mark.parametrize("make_entry", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("make_entry", params(ENTRIES, quick=["generator"]))
 def test_entries_that_gymnasiums_workers_cannot_send_name_the_env(bridge, make_entry):
     env = bridge([lambda: Entries(make_entry)] * 3, AsyncVectorEnv)
     with pytest.raises(RuntimeError, match=r"env \d "):
