@@ -93,7 +93,8 @@ class MaskObservation(tw.Wrapper):
             masks = self.env.get_wrapper_attr("action_masks")()
         if not isinstance(masks, Tensor):
             masks = torch.as_tensor(np.stack(masks), device=self.device)
-        both = {"action_masks": masks.to(torch.int8), "observation": td["observation"]}
+        masks = masks.to(torch.int8, copy=True)
+        both = {"action_masks": masks, "observation": td["observation"]}
         return td.set("observation", TensorDict(both, td.batch_size))
 
 
