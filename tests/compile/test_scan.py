@@ -174,7 +174,6 @@ def test_rollout_is_the_loop_over_steps(run):
     assert_same(state["buffers"].exclude(*SAMPLING), env.snapshot()["buffers"].exclude(*SAMPLING))
 
 
-@pytest.mark.full
 def test_rollouts_of_seeds_are_single_rollouts():
     pure = tw.pure(ScriptedEnv(5))
     actions = torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -186,9 +185,22 @@ def test_rollouts_of_seeds_are_single_rollouts():
     def rollout(seed):
         return scan(step, pure.init(seed)[0], actions)[1]
 
-    run = torch.compile(torch.vmap(rollout), fullgraph=True, backend="aot_eager")
-    expected = torch.stack([rollout(0), rollout(1)])
-    torch.testing.assert_close(run(torch.arange(2)), expected, rtol=AOT, atol=AOT)
+    rewards = torch.vmap(rollout)(torch.arange(2))
+    assert rewards.equal(torch.stack([rollout(0), rollout(1)]))
+
+
+MAPPED = {
+    "a closure": lambda w: scan(lambda carry, x: (carry + w * x, ()), ZERO, XS),
+    "the carry": lambda w: scan(pair, w, XS),
+    "xs": lambda w: scan(pair, ZERO, w * XS),
+}
+
+
+@pytest.mark.parametrize("mapped", MAPPED.values(), ids=MAPPED)
+def test_scan_in_a_compiled_vmap_is_refused_by_name(mapped):
+    run = torch.compile(torch.vmap(mapped), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"scan must not be called in torch\.vmap"):
+        run(torch.ones(2))
 
 
 # Refusals.

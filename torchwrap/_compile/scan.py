@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchwrap._compile.internals import flat_scan_operator, scan_operator
+from torchwrap._compile.internals import flat_scan_operator, is_mapped, scan_operator
 from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.trace import fake_inputs
 from torchwrap._core import rows, validation
@@ -30,9 +30,10 @@ def scan(
     """A loop over the first dimension of `xs`, as `jax.lax.scan`.
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
-    steps. Otherwise, and before PyTorch 2.11, it is a Python loop. The function gets
-    copies and may write to them. Gradients flow, but not through steps of envs: around a compiled
-    scan over those, `torch.no_grad()` is needed if the function also reads parameters.
+    steps. Otherwise, and before PyTorch 2.11, it is a Python loop. In `torch.vmap` it cannot be
+    compiled: map the function, as `scan(torch.vmap(function), carry, xs)`. The function gets copies
+    and may write to them. Gradients flow, but not through steps of envs: around a compiled scan
+    over those, `torch.no_grad()` is needed if the function also reads parameters.
 
     Args:
         function: takes the carry and a slice of `xs`. Returns the next carry, of the same
@@ -47,8 +48,9 @@ def scan(
 
     Raises:
         TypeError: for values of other types, by their names.
-        ValueError: for a carry that changes its structure, shape or dtype, and for tensors in `xs`
-            of different lengths. `torch.compile` may wrap these errors.
+        ValueError: for a carry that changes its structure, shape or dtype, for tensors in `xs` of
+            different lengths, and in a compiled `torch.vmap`. `torch.compile` may wrap these
+            errors.
 
     >>> def add(total, x):
     ...     return total + x, total + x
@@ -62,6 +64,7 @@ def scan(
     carried = _copies(carry)
     if not carried:
         raise ValueError(refusal("scan", "carry must hold a tensor"))
+    _check_mapped([*carried, *x_leaves])
     # With the given order of keys: another would make `torch.compile` compile the next call again.
     build_carry = rows.builder(carry)
     build_x = rows.builder(_first_slice(xs))
@@ -76,7 +79,9 @@ def scan(
         next_carry, output = result
         _check_same("carry", layout, next_carry)
         _layout("output", output)  # raises for other types
-        return _copies(next_carry), _encoded(output)
+        next_carried = _copies(next_carry)
+        _check_mapped(next_carried)  # a closure may be mapped
+        return next_carried, _encoded(output)
 
     if scan_operator is not None and torch.compiler.is_compiling():
         carried, encoded = scan_operator(body, carried, x_leaves, reverse=reverse)
@@ -109,6 +114,13 @@ def _check_same(name: str, expected: tuple[Any, ...], value: Any) -> None:
     if found != expected:
         must = f"{name} must have the same keys, shapes and dtypes in every step, {expected}"
         raise ValueError(refusal("scan", must, found))
+
+
+def _check_mapped(tensors: list[Tensor]) -> None:
+    """Raises in a compiled `torch.vmap`, where PyTorch's operator gives wrong shapes."""
+    if torch.compiler.is_compiling() and any(map(is_mapped, tensors)):
+        must = "in torch.compile, scan must not be called in torch.vmap"
+        raise ValueError(refusal("scan", must, remedy="Map `function` instead"))
 
 
 def _number_of_steps(xs: Any) -> int:
