@@ -196,7 +196,7 @@ def tensor(array: Any, device: torch.device) -> Tensor:
 def cast(array: NDArray[Any], to: Any) -> NDArray[Any]:
     """Copies numbers to an array of a dtype. Raises a ValueError if an integer would change."""
     with np.errstate(invalid="ignore"):
-        copy = np.array(array, to, order="C")
+        copy = array.astype(to, "C")
     changes = copy.dtype.kind != "f" and (copy != array).any()
     if changes or array.dtype.kind in "SU":
         raise ValueError(refusal("torchwrap", f"actions must be numbers of dtype {to}", array))

@@ -250,11 +250,11 @@ class PureEnv:
         return TensorDict(state, []), tensordict(root, self.signature.num_envs)
 
 
-def _layout(state: TensorDictBase) -> dict[Any, Any]:
+def _layout(state: Any) -> dict[Any, Any]:
     """Shape, dtype, layout and device of each tensor, by its key."""
     found = {}
     for key, leaf in state.items(True, True):
-        found[key] = (leaf.shape, leaf.dtype, leaf.layout, leaf.device)  # type: ignore[union-attr]
+        found[key] = (tuple(leaf.shape), leaf.dtype, leaf.layout, leaf.device)
     return found
 
 
