@@ -226,16 +226,3 @@ def test_argument_of_another_type_is_refused_by_its_name(given):
 def test_graph_refuses_arguments_that_do_not_fit_before_it_trains(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         ppo_graph.Args(**given)
-
-
-@pytest.mark.full
-def test_each_training_normalizes_rewards_with_its_own_gamma(tmp_path):
-    def checkpoint(*gamma, **given):
-        small = SMALL[ppo_graph] | {"total_timesteps": 96, "normalize_reward": True, **given}
-        args = ppo_graph.Args("Pendulum-v1", gamma=gamma, out=tmp_path, **small)
-        ppo_graph.main(args)
-        return torch.load(tmp_path / "checkpoint.pt", weights_only=True)["adam"]["params"]
-
-    both = checkpoint(0.5, 0.99, seed=5, num_seeds=2)
-    alone = checkpoint(0.99, seed=6)
-    torch.testing.assert_close(both[1], alone, atol=1e-5, rtol=1e-5)

@@ -1,6 +1,9 @@
 """examples/ppo.py, ppo_atari.py, custom_env.py and grid_world.py."""
 
 import json
+import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import custom_env
@@ -278,6 +281,15 @@ def test_ppo_resume_from_a_file_of_something_else_is_refused_by_its_name(tmp_pat
 def test_ppo_is_one_file_of_400_lines():
     lines = (EXAMPLES / "ppo.py").read_text().splitlines()
     assert len(lines) <= 400
+
+
+@pytest.mark.full
+def test_ppo_needs_no_other_file(tmp_path):
+    shutil.copy(EXAMPLES / "ppo.py", tmp_path / "copied.py")
+    code = (
+        "import copied; copied.main(copied.Args('Pendulum-v1', num_envs=128, total_timesteps=99))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 @pytest.mark.full

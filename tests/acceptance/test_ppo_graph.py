@@ -37,11 +37,12 @@ def test_run_writes_results_and_a_checkpoint_that_restores(env_id, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("backend", mostly_full(["none", "eager"], "none", long=["eager"]))
 def test_first_iteration_of_seeds_equals_single_runs(backend, tmp_path):
-    arguments = dict(backend=backend, total_timesteps=32)
+    arguments = dict(backend=backend, total_timesteps=32, normalize_reward=True)
     rates = (1e-3, 2e-3)
-    _, together = run(tmp_path, seed=5, num_seeds=2, learning_rate=rates, **arguments)
+    gammas = (0.5, 0.99)
+    _, together = run(tmp_path, seed=5, num_seeds=2, learning_rate=rates, gamma=gammas, **arguments)
     for i, rate in enumerate(rates):
-        _, alone = run(tmp_path, seed=5 + i, learning_rate=(rate,), **arguments)
+        _, alone = run(tmp_path, seed=5 + i, learning_rate=rate, gamma=gammas[i], **arguments)
         for name, value in alone["adam"].items():
             torch.testing.assert_close(together["adam"][name][i], value, atol=1e-5, rtol=1e-5)
         for name, value in alone["env"]["buffers"].items():
