@@ -297,7 +297,6 @@ class Env(BatchedModule):
         result, entries = function(*args)
         if self.host_stepped:
             entries |= self.unwrapped._root_info()
-        entries["observation"] = entries["observation"].contiguous()
         root = tensordict(entries, self.signature.num_envs)
         status.root = root
         status.unfinished = None
@@ -353,6 +352,7 @@ class Env(BatchedModule):
             observation = self._run("_reset", rows, options or None)["observation"]
         if last is not None:
             observation = rows.where(observation, last["observation"])
+        observation = observation.contiguous()
         return {"observation": observation, **policy.reset(self.signature, rows, last)}
 
     def _step_and_reset(
@@ -362,7 +362,7 @@ class Env(BatchedModule):
         successor: TensorDict = self._run("_step", action.clone())
         done = successor["terminated"] | successor["truncated"]
         successor.set("done", done)
-        observation = successor["observation"].clone()
+        observation = spaces.apply(_contiguous_copy, successor["observation"])
         if resets:
             finished = RowMask(done, synchronize=self.host_stepped)
             if finished.any():
@@ -813,6 +813,10 @@ class Env(BatchedModule):
                     must = f"{prefix}.{name} must be in [{least}, {most}]"
                     raise ValueError(refusal(owner, must, value))
         return given
+
+
+def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
