@@ -106,6 +106,8 @@ class MasksFirst(T.FlattenObservation):
 
 def put_below(env: tw.Env, transform: T.Transform) -> tw.Env:
     """The env with a transform below its other layers, but above repeated actions."""
+    if env.is_compiled:
+        raise ValueError(f"put_below: env must not be compiled yet, got {env}.")
     layers = [env]
     while isinstance(layers[-1], tw.Wrapper) and not isinstance(layers[-1], REPEATS):
         layers.append(layers[-1].env)
