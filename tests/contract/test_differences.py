@@ -367,6 +367,21 @@ def test_rescale_action_needs_finite_bounds():
         tw.TransformedEnv(ours, T.RescaleAction(-1, 1))
 
 
+class Narrow(Ones):
+    action_space = Box(0.1, 0.4, (1,), np.float32)
+
+
+def test_rescaled_bounds_stay_inside():
+    bounds = np.float32([-1, 1])
+    theirs = wrappers.RescaleAction(Narrow(), *bounds)
+    assert not Narrow.action_space.contains(theirs.action(bounds[1:]))
+    ours = ScriptedEnv(1, action_space=Narrow.action_space)
+    ours = tw.TransformedEnv(ours, T.RescaleAction(*bounds))
+    ours.reset()
+    transition, _ = ours.step(torch.ones(1, 1))
+    assert transition["next", "info", "action"].item() == Narrow.action_space.high
+
+
 def test_constructor_argument_of_a_built_env_cannot_be_set():
     theirs = wrappers.ClipReward(Ones(), -1, 1)
     assert theirs.set_wrapper_attr("min_reward", -3)
