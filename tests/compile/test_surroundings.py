@@ -53,6 +53,7 @@ assert settings() == before[1], "settings have changed"
 """
 
 
+@pytest.mark.full
 def test_threads_compile_at_once():
     started = threading.Barrier(3)
 

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED
-from helpers import after, assert_same, play, through_file
+from helpers import after, assert_same, params, play, through_file
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -163,7 +163,10 @@ def test_load_state_dict_not_strict_returns_the_keys_that_differ():
     )
 
 
-@pytest.mark.parametrize("module", [lambda env: env, torch.nn.Sequential], ids=["env", "outer"])
+MODULES = {"env": lambda env: env, "outer": torch.nn.Sequential}
+
+
+@pytest.mark.parametrize("module", params(MODULES, quick=["env"]))
 def test_assigned_statistics_keep_their_dtypes_and_reach_the_functions_of_the_env(module):
     env, learned = taught()
     pure = tw.pure(env)

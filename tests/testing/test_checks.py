@@ -452,6 +452,7 @@ def test_check_env_of_something_else_raises(make):
         check_env(make)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make_env", [DependsOnNumEnvs, lambda n: DependsOnNumEnvs(n)])
 def test_check_transform_compares_no_numbers_of_envs_that_differ_by_themselves(make_env):
     check_transform(T.NormalizeReward, make_env)

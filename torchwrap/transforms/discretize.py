@@ -128,7 +128,7 @@ class DiscretizeAction(_Discretize, ActionTransform):
     the action space below is a Box with finite bounds.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> from gymnasium.spaces import Box
+    >>> import torch; from gymnasium.spaces import Box
     >>> env = ScriptedEnv(2, action_space=Box(-1, 1, (1,), np.float32))
     >>> env = TransformedEnv(env, DiscretizeAction(4))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([0, 3])))
