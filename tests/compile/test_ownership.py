@@ -98,6 +98,7 @@ def one_step(env):
     return env.step(env.reset().set("action", env.sample_action()))
 
 
+@full
 def test_outputs_of_a_step_do_not_overlap():
     # A compiler can know that an env never truncates, so that done equals terminated.
     env = compiled(small(ending="terminated"))

@@ -145,7 +145,7 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda"))
+@pytest.mark.parametrize("name", mostly_full(HOLDERS))
 def test_module_in_plain_sight_is_found(name):
     agent = Agent()
     pair = collectors(HOLDERS[name](agent))

@@ -92,6 +92,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.full
 def test_two_threads_compute_the_same_bits_as_one(threads):
     name = "Pendulum-v1"
     rows = [0, 1, 19_999, 20_000, 20_001, 40_000]

@@ -6,7 +6,7 @@ import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Discrete
 from numpy.testing import assert_allclose, assert_array_equal
-from oracles import RandomEnv, scripted
+from oracles import RandomEnv, quick, scripted
 
 from torchwrap import random
 from torchwrap import transforms as T
@@ -124,7 +124,7 @@ class Replayed:
     [3, (1, 4)],
     ids=str,
 )
-@pytest.mark.parametrize("probability", [0, 0.25, 0.9])
+@pytest.mark.parametrize("probability", quick([0, 0.25, 0.9], 0.25))
 @pytest.mark.parametrize(
     "lengths",
     [(1,), (7, 3, 1), None],
