@@ -488,7 +488,8 @@ class WorstInPlace(Worst):
         return TensorDict({"actor": (worst > 0.9999).float()}, observation.batch_size)
 
 
-@pytest.mark.parametrize("kind", [Worst, pytest.param(WorstInPlace, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [Worst, WorstInPlace])
 def test_sensor_whose_effect_is_rare_is_kept(kind):
     space = spaces.Dict({name: spaces.Box(0, 1, (1,)) for name in ("front", "alarm", "unread")})
     make = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-1, 1))
@@ -562,6 +563,7 @@ def test_robot_without_the_simulated_noise_is_deployed_from_a_sibling():
 # State.
 
 
+@pytest.mark.full
 def test_metadata_describes_spaces_and_the_state():
     deployed, _ = deployed_stack("a recurrent policy")
     assert deployed.metadata["state"] == {
