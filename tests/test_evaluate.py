@@ -51,19 +51,6 @@ def test_evaluate_weighs_every_env_equally():
     )
 
 
-def test_evaluate_leaves_out_later_episodes_of_quick_envs():
-    # Env 0 ends after 1 step, and again after 2 more, while env 2 takes 9.
-    result = tw.evaluate(
-        scripted(1, 2, 9, num_envs=3),
-        None,
-        3,
-    )
-    assert values(result) == (
-        [1, 3, 45],
-        [1, 2, 9],
-    )
-
-
 def test_evaluate_below_reward_transforms_returns_raw_return():
     env = tw.TransformedEnv(
         scripted(3),

@@ -192,24 +192,6 @@ def test_call_interrupted_at_any_operator_is_undone_or_done_or_unfinished(call):
     assert same(env.snapshot(), before)
 
 
-BAD_INPUT = {
-    "action": lambda env, td: env.step(torch.zeros(3)),
-    "no action": lambda env, td: env.step(td),
-    "seed": lambda env, td: env.reset(seed=-1),
-    "snapshot": lambda env, td: env.restore({}),
-}
-
-
-@pytest.mark.parametrize("call", BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_no_interrupt(call):
-    env = make()
-    td = after(env, 4)
-    before = env.snapshot()
-    with pytest.raises((TypeError, ValueError)):
-        call(env, td)
-    assert_same(env.snapshot(), before)
-
-
 def test_env_without_snapshots_asks_for_a_reset_only():
     env = tw.TransformedEnv(
         tw.make("CartPole-v1", 2, backend="gymnasium"),

@@ -14,16 +14,6 @@ from torchwrap.testing import ScriptedEnv
 NAN = math.nan
 
 
-def batches(share, dtype):
-    """Batches of 5 rows of 3 components far from 0. A share of the values is not finite."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal([0, 1e5, -3], [1, 2, 20], (30, 5, 3)).astype(dtype)
-    rows[rng.random(rows.shape) < share] = rng.choice([NAN, math.inf, -math.inf])
-    rows[0, 0] = NAN
-    rows[3] = NAN
-    return rows
-
-
 def assert_statistics(statistics, rows):
     """Statistics are NumPy's of the finite values of each component."""
     for index, column in enumerate(rows.reshape(-1, 3).astype(np.float64).T):
@@ -42,17 +32,6 @@ def assert_statistics(statistics, rows):
             atol=1e-9,
         )
         assert statistics.count[index] == len(finite)
-
-
-@pytest.mark.parametrize(
-    ("share", "dtype"), [(0, np.float32), (0.05, np.float64), (0.5, np.float32), (0.98, np.float32)]
-)
-def test_statistics_are_those_of_the_finite_values(share, dtype):
-    rows = batches(share, dtype)
-    statistics = T.RunningMeanStd((3,), dtype=torch.float64)
-    for number, batch in enumerate(rows, 1):
-        statistics.update(torch.from_numpy(batch))
-        assert_statistics(statistics, rows[:number])
 
 
 class Breaks(ScriptedEnv):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
@@ -391,42 +391,3 @@ def test_transformed_space_keeps_the_order_of_keys(make_dict):
     env = one_env(make_dict)
     normal = tw.TransformedEnv(env, T.NormalizeObservation()).single_observation_space
     assert list(normal) == list(env.single_observation_space)
-
-
-# Spaces without 0.
-
-FROM_100 = Discrete(10, start=100)
-
-
-class Floors(FuncEnv):
-    """Goes up from floor 100, as many floors as an env has."""
-
-    observation_space = FROM_100
-    action_space = Discrete(2)
-
-    def initial(self, rng, params=None):
-        return {"floor": 100 + 0 * params["floors"]}
-
-    def transition(self, state, action, rng, params=None):
-        return {"floor": state["floor"] + 1}
-
-    def observation(self, state, rng, params=None):
-        return state["floor"]
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return next_state["floor"]
-
-    def terminal(self, state, rng, params=None):
-        return state["floor"] == 100 + params["floors"]
-
-
-def test_function_gets_observations_of_the_space_after_partial_resets():
-    def one_hot(floors):
-        return torch.nn.functional.one_hot(floors - 100, 10).float()  # raises below 100
-
-    env = tw.FunctionalEnv(Floors(), 3, params={"floors": torch.tensor([2, 5, 3])})
-    env = tw.TransformedEnv(env, T.TransformObservation(one_hot, Box(0, 1, (10,))))
-    td = env.reset(seed=0)
-    for _ in range(7):
-        _, td = env.step(torch.zeros(3, dtype=torch.int64))
-    assert td["observation"].argmax(1).tolist() == [1, 2, 1]

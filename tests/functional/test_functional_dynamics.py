@@ -97,15 +97,6 @@ def test_vmap_and_broadcasting_are_bit_identical(pair):
 
 
 @both_walks
-@pytest.mark.parametrize("limit", [1, 4])
-def test_truncation_occurs_exactly_at_the_limit(func_env, limit):
-    env = FunctionalEnv(func_env, 3, max_episode_steps=limit)
-    out, _ = play(env, env.reset(seed=0), torch.zeros(12, 3, 1))
-    expected = [[step % limit == 0] * 3 for step in range(1, 13)]
-    assert out["next", "truncated"].squeeze(-1).tolist() == expected
-
-
-@both_walks
 def test_reset_options_are_passed_to_initial(func_env):
     env = FunctionalEnv(func_env, 2)
     assert env.reset(options={"start": 1.5})["observation"].tolist() == [[15, 15]] * 2

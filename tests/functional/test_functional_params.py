@@ -56,9 +56,6 @@ def test_params_differ_between_envs(func_env):
         single = FunctionalEnv(func_env, 1, first_index=row, params=parameters(1, row))
         alone, _ = play(single, single.reset(seed=1), actions[:, [row]])
         assert equal(together[:, [row]], alone)
-    env.params["gravity"].fill_(7)
-    changed, _ = play(env, env.reset(), actions[:1])
-    assert changed["next", "reward"].flatten().tolist() == [7, 7, 7, 7]
 
 
 class NativeLevel(Falling):
@@ -189,23 +186,3 @@ def test_masked_restore_gives_params_back_to_the_masked_envs(native_level):
     env.unwrapped.params["level"].fill_(5)
     env.restore(snapshot, torch.tensor([True, False]))
     assert env.unwrapped.params["level"].tolist() == [1, 5]
-
-
-class Promotion(tw.Wrapper):
-    """Raises the level of each env at the end of its episodes."""
-
-    def _reset(self, mask, options=None):
-        level = self.env.unwrapped.params["level"]
-        mask.assign_(level, level + 1)
-        return self.env._reset(mask, options)
-
-
-def test_level_that_a_wrapper_raises_at_the_end_of_an_episode_counts_from_the_next_one(
-    native_level,
-):
-    env = Promotion(native_level)
-    native_level.params["level"].zero_()
-    env.reset(seed=0)
-    env.elapsed_steps = torch.tensor([49, 48])
-    seen = [env.step(LEFT)[0]["next", "reward"].flatten().tolist() for _ in range(3)]
-    assert seen == [[1, 1], [2, 1], [2, 2]]

@@ -69,17 +69,6 @@ def test_simulate_with_an_offset_returns_what_later_steps_do(func_env):
     assert not alive[-1].all()
 
 
-def test_simulate_gets_the_params_of_each_env():
-    weighing = variant(
-        reward=lambda state, action, next_state, rng, params: params["weight"] * action[0]
-    )
-    env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([2.0, 3.0])})
-    action = torch.ones(2, 1, requires_grad=True)
-    successor, _ = env.simulate(env.state, action)
-    (gradient,) = torch.autograd.grad(successor["reward"].sum(), action)
-    assert gradient.tolist() == [[2], [3]]
-
-
 # Gradients.
 
 HORIZON = 8
@@ -151,21 +140,3 @@ def test_vmap_over_plans_returns_what_each_plan_does():
     batched = torch.vmap(returns)(plans)
     torch.testing.assert_close(batched, torch.stack([returns(actions) for actions in plans]))
     assert batched.shape == (5, 3) and len(batched.unique()) == 15
-
-
-def test_results_belong_to_the_caller():
-    still = variant(  # returns fields of the state as they are
-        initial=lambda rng: {"x": random.uniform(rng, shape=(2,))},
-        transition=lambda state, action, rng: state,
-        observation=lambda state, rng: state["x"],
-        reward=lambda state, action, next_state, rng: state["x"][0],
-        terminal=lambda state, rng: state["x"][0] < 0,
-    )
-    env = FunctionalEnv(still, 2)
-    env.reset(seed=0)
-    before = buffers(env)
-    successor, state = env.simulate(env.state, torch.ones(2, 1))
-    for value in (*successor.values(), *state.values()):
-        value.fill_(False if value.dtype == torch.bool else 7)
-    assert changed(env, before) == []
-    assert successor["observation"].tolist() == [[7, 7]] * 2

@@ -1,13 +1,12 @@
 """Random numbers follow their distributions and are independent, in samples of half a million."""
 
-import itertools
 import math
 
 import pytest
 import torch
 from helpers import ks_distance
 
-from torchwrap import RowMask, random
+from torchwrap import random
 from torchwrap.random import Stream
 
 COUNT = 2**19
@@ -76,55 +75,3 @@ def test_integers_are_equally_frequent(count):
     expected = COUNT / count
     chi_square = ((frequency - expected) ** 2 / expected).sum().item()
     assert abs(chi_square - (count - 1)) <= 4 * math.sqrt(2 * count)
-
-
-def assert_uncorrelated(one, other):
-    assert abs((one * other).mean()) < 5 / math.sqrt(len(one))
-
-
-NEIGHBOURS = [
-    {"seed": 2},
-    {"tag": 1},
-    {"first_index": 1},
-    {"seed": 1 + 2**63},
-]
-
-
-@pytest.mark.parametrize("arguments", NEIGHBOURS, ids=str)
-def test_draws_of_neighbouring_streams_are_uncorrelated(arguments):
-    keys = [one_key(), one_key(**arguments)]
-    one, other = [random.normal(key, shape=(100_000,))[0] for key in keys]
-    assert_uncorrelated(one, other)
-
-
-def test_draws_of_neighbouring_envs_episodes_and_steps_are_uncorrelated():
-    stream = Stream(100_000, seed=1)
-    first = random.normal(stream.key())
-    stream.next_draw()
-    second = random.normal(stream.key())
-    stream.next_episode(RowMask.full(100_000))
-    third = random.normal(stream.key())
-    assert_uncorrelated(first[1:], first[:-1])
-    for one, other in itertools.combinations([first, second, third], 2):
-        assert_uncorrelated(one, other)
-
-
-def assert_frequencies(values, probabilities):
-    """Values in [0, len(probabilities)) occur with these probabilities: a chi-square test."""
-    p = torch.as_tensor(probabilities).double()
-    frequency = torch.bincount(values.flatten(), minlength=len(p)).double()
-    assert len(frequency) == len(p)
-    expected = p * values.numel()
-    chi_square = ((frequency - expected) ** 2 / expected).sum()
-    degrees = torch.tensor(len(expected) - 1).double()
-    assert 1e-4 < torch.special.gammaincc(degrees / 2, chi_square / 2) < 1 - 1e-4
-
-
-@pytest.mark.parametrize("n", [3, 5])
-def test_permutations_have_equally_frequent_orders(n):
-    drawn = random.permutation(Stream(200_000, seed=1).key(), n)
-    digits = n ** torch.arange(n)
-    orders = torch.tensor(list(itertools.permutations(range(n))))
-    numbers = (orders * digits).sum(-1).sort().values
-    index = torch.searchsorted(numbers, (drawn * digits).sum(-1))
-    assert_frequencies(index, [1 / len(orders)] * len(orders))

@@ -10,41 +10,6 @@ import torchwrap as tw
 from torchwrap.testing import ScriptedEnv, check_policy
 
 
-class Recurrent(nn.Module):
-    """Keeps its hidden state in a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.GRUCell(2, 6)
-        self.register_buffer("hidden", torch.zeros(4, 6))
-
-    def forward(self, td):
-        self.hidden[:] = self.cell(td["observation"], self.hidden)
-        return self.hidden.clone()
-
-
-class Differences(nn.Module):
-    """Acts on the difference to the last observation."""
-
-    last = 0
-
-    def forward(self, td):
-        last = self.last
-        self.last = td["observation"]
-        return (td["observation"] - last).repeat(1, 3)
-
-
-def counting():
-    calls = 0
-
-    def policy(td):
-        nonlocal calls
-        calls += 1
-        return torch.full((4, 6), float(calls))
-
-    return policy
-
-
 def with_own_generator():
     generator = np.random.default_rng(0)
     return lambda td: torch.as_tensor(generator.random((4, 6), np.float32))
@@ -82,9 +47,6 @@ def minus_mean(td):
 
 FAULTS = {
     "LSTM": (lambda: StatefulRnn(2, 6), "two calls .* PolicyState"),
-    "buffer": (Recurrent, "two calls .* PolicyState"),
-    "last observation": (Differences, "two calls"),
-    "Python state": (counting, "two calls"),
     "own generator": (with_own_generator, "two calls"),
     "write to the observation": (lambda: lambda td: td["observation"].mul_(2).repeat(1, 3), "root"),
     "new observation": (lambda: normalized, "root"),

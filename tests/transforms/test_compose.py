@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.testing import ScriptedEnv
 
 BOX = Box(-1, 1, (2,))
 scripted = functools.partial(oracles.scripted, action_space=BOX)
@@ -48,29 +47,6 @@ def test_compose_is_associative(cut):
         play(scripted(nested)),
         play(scripted(*parts())),
     )
-
-
-@pytest.mark.parametrize(
-    "nothing", [[], [T.Transform()], [tw.Compose([tw.Compose([])])]], ids=["none", "one", "nested"]
-)
-def test_compose_of_nothing_is_the_identity(nothing):
-    env = ScriptedEnv(3, action_space=BOX)
-    assert_same(
-        play(scripted(tw.Compose(nothing))),
-        play(env),
-    )
-
-
-def test_compose_observations_and_rewards_pass_in_order():
-    add = T.TransformObservation(lambda observation: observation + 1)
-    double = T.TransformObservation(lambda observation: 2 * observation)
-    scale = T.TransformReward(lambda reward: 10 * reward)
-    data = play(
-        scripted(add, double, scale, T.ClipReward(0, 5)),
-        1,
-    )
-    assert data["next", "reward"].flatten().tolist() == [5, 5, 5]
-    assert data["observation"][0, 0, 0] == 2
 
 
 def test_compose_standalone_actions_pass_in_reverse_as_in_an_env():

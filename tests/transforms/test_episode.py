@@ -215,16 +215,6 @@ def test_time_limit_in_the_step_of_another_ending_keeps_its_flags(ending, termin
     assert successor["truncated"].flatten().tolist() == [True] * 2
 
 
-@endings
-def test_time_limit_counts_from_the_start_of_each_episode(ending):
-    env = scripted(T.TimeLimit(3), episode_lengths=(2, 9), ending=ending).eval()
-    data = tw.rollout(env, None, 7)
-    first, second = data["next", "done"][..., 0].int().tolist()
-    assert first == [0, 1, 0, 0, 1, 0, 1]
-    assert second == [0, 0, 1, 0, 1, 0, 0]
-    assert env.state_dict() == {}
-
-
 AWARE = [
     Box(-1, 1, (3,)),
     Box(0, 255, (2, 2), np.uint8),
@@ -255,14 +245,6 @@ def test_time_aware_observation_equals_gymnasiums(space, normalize_time, flatten
         theirs,
         num_steps=12,
     )
-
-
-def test_time_aware_observation_over_a_native_env_has_its_limit():
-    env = tw.TransformedEnv(
-        tw.make("CartPole-v1", 2),
-        T.TimeAwareObservation(flatten=False),
-    )
-    assert env.single_observation_space["time"].high == 500
 
 
 @pytest.mark.parametrize(

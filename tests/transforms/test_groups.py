@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from catalogue import NUM_ENVS, AddNoise
+from catalogue import NUM_ENVS
 from gymnasium import spaces
 from gymnasium.spaces import Box, Dict
 from oracles import scripted
@@ -60,25 +60,6 @@ def test_groups_are_sorted_as_gymnasium_sorts_a_dict():
     assert list(space) == ["frames", "policy", "raw"]
 
 
-def test_group_changed_by_the_caller_leaves_the_others_as_they_are():
-    td = grouped({"one": [], "two": []}).reset(seed=0)
-    td["observation", "one"].fill_(9)
-    assert td["observation", "two"][:, 0].tolist() == [0, 1000]
-
-
-def test_statistics_of_a_group_are_saved_and_frozen():
-    env = grouped(stacks(), num_envs=4)
-    other = grouped(stacks())
-    tw.rollout(env, None, 10)
-    other.load_state_dict(env.state_dict())
-    saved = env.transforms[0].groups["policy"][0].statistics
-    loaded = other.transforms[0].groups["policy"][0].statistics
-    assert (saved.count >= 44).all()
-    other.eval()
-    tw.rollout(other, None, 5)
-    assert (saved.mean == loaded.mean).all()
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -121,26 +102,6 @@ def test_group_with_a_transform_of_another_env_raises():
 def test_group_that_is_no_list_raises():
     with pytest.raises(TypeError, match="transforms"):
         T.ObservationGroups({"one": T.ClipAction()})
-
-
-def test_info_of_a_transform_in_a_group_is_kept():
-    env = grouped({"one": [T.CommandObservation(-1, 1, None)], "two": []})
-    td = env.reset(seed=0)
-    transition, _ = env.step(env.sample_action())
-    assert transition["next", "info", "command"].equal(td["observation", "one"][:, -1:])
-
-
-def test_noise_differs_between_groups_and_from_the_stream_above():
-    groups = {"one": [AddNoise()], "two": [AddNoise()]}
-    above = T.FilterObservation(["one", "two"]), T.FlattenObservation(), AddNoise()
-    env = grouped(groups, *above)
-    env.reset(seed=0)
-    streams = [
-        module for module in env.transforms.modules() if isinstance(module, tw.random.Stream)
-    ]
-    assert len({int(stream.seed_high[0]) for stream in streams}) == 3
-    td = grouped({"one": [AddNoise()], "two": [AddNoise()]}).reset(seed=0)
-    assert (td["observation", "one"] != td["observation", "two"]).all()
 
 
 # Modules cannot have most of these names.

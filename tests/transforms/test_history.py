@@ -55,16 +55,6 @@ ENDINGS = ["terminated", "truncated", "both"]
 PADDINGS = [("reset", 0), ("zero", 0), (np.float32([7]), 7)]
 
 
-def stacked(padding_type, **arguments):
-    stack = T.FrameStackObservation(3, padding_type=padding_type)
-    return scripted(
-        stack,
-        num_envs=2,
-        observation_shape=(1,),
-        **arguments,
-    )
-
-
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize(
     ("space", "padding"),
@@ -95,22 +85,6 @@ def test_frame_stack_along_an_axis_equals_stable_baselines_vec_frame_stack():
         for row in np.flatnonzero(done):
             final = infos[row]["terminal_observation"]
             assert_array_equal(successor["observation"][row], final)
-
-
-@pytest.mark.parametrize("padding", ["reset", "zero"])
-@pytest.mark.parametrize("num_steps", [0, 1, 3])
-def test_frame_stack_after_a_masked_reset_starts_over(padding, num_steps):
-    env = stacked(padding, episode_lengths=None)
-    td = env.reset()
-    for _ in range(num_steps):
-        _, td = step(env, td)
-    td = env.reset(mask=torch.tensor([True, False]))
-    stacks = [td["observation"][0, :, 0].tolist()]
-    for _ in range(3):
-        successor, td = step(env, td)
-        stacks.append(successor["observation"][0, :, 0].tolist())
-    assert stacks == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
-    assert env.state_dict() == {}
 
 
 @pytest.mark.parametrize("delay", [0, 2, 7])

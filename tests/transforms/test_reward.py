@@ -5,9 +5,8 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Discrete
-from oracles import RandomEnv, assert_agrees, make, scripted
+from oracles import RandomEnv, assert_agrees, make
 
-import torchwrap as tw
 from torchwrap import transforms as T
 
 INF = np.inf
@@ -45,13 +44,3 @@ def test_scale_reward_equals_gymnasiums_transform_reward():
         scale,
         rtol=0,
     )
-
-
-def test_transform_reward_covers_the_last_reward_of_an_episode_and_the_first_of_the_next():
-    env = scripted(
-        T.TransformReward(lambda reward: 10 * reward),
-        num_envs=1,
-        episode_lengths=2,
-    )
-    data = tw.rollout(env, None, 4)
-    assert data["next", "reward"].flatten().tolist() == [10, 20, 10, 20]

@@ -121,6 +121,7 @@ def test_standalone_transform_equals_the_one_in_an_env(name, td):
         (T.ReshapeObservation((8, 36)), IMAGE),
         (T.ResizeObservation((5, 5)), IMAGE),
         (T.ClipObservation(0, 1), BOX),
+        (T.NormalizeObservation(), BOX),
         (T.GrayscaleObservation(keep_dim=True), IMAGE),
         (T.DtypeObservation("float64"), IMAGE),
     ],
@@ -152,55 +153,19 @@ def test_standalone_call_of_a_stateful_transform_raises(name, td):
 
 
 class CountSteps(T.Transform):
-    """A user's transform: counts the steps of each episode, from 3."""
+    """A user's transform with a buffer of its own."""
 
-    elapsed = tw.EnvBuffer(
-        (1,),
-        torch.int64,
-        fill=3,
-    )
-
-    def step(self, td):
-        return td.set(
-            "elapsed",
-            self.elapsed.add_(1).clone(),
-        )
-
-    def reset(self, td, mask):
-        mask.fill_(self.elapsed, 3)
-        return td
+    elapsed = tw.EnvBuffer((1,), torch.int64, fill=3)
 
 
 class KeepObservation(CountSteps):
-    """A subclass that also keeps the latest observation, or a negated initial one."""
+    """A subclass with another one, whose row depends on an argument."""
 
     latest = tw.EnvBuffer(row=lambda self: torch.tensor(-1.0).expand(self.size))
 
-    def __init__(self, size, bound=5.0):
+    def __init__(self, size):
         super().__init__()
         self.size = size
-        self.register_buffer(
-            "bound",
-            torch.tensor([bound]),
-            persistent=False,
-        )
-
-    def step(self, td):
-        self.latest.copy_(td["observation"])
-        return super().step(td)
-
-    def reset(self, td, mask):
-        mask.assign_(self.latest, -td["observation"])
-        return super().reset(td, mask)
-
-
-def keeping(bound=5.0, **arguments):
-    env = scripted(
-        KeepObservation(2, bound),
-        observation_shape=(2,),
-        **arguments,
-    )
-    return env, env.transforms[0]
 
 
 def test_env_buffer_before_its_allocation_raises():
@@ -209,22 +174,14 @@ def test_env_buffer_before_its_allocation_raises():
 
 
 def test_env_buffers_of_a_class_and_its_base_are_allocated_in_rows():
-    _, transform = keeping()
+    transform = KeepObservation(2)
+    scripted(transform)
     assert transform.elapsed.dtype == torch.int64
     assert transform.elapsed.tolist() == [[3]] * 3
     assert transform.latest.dtype == torch.float32
     assert transform.latest.tolist() == [[-1, -1]] * 3
     transform.latest[0] = 9
     assert transform.latest[1].tolist() == [-1, -1]
-
-
-def test_env_buffers_of_a_class_and_its_base_are_reset_in_the_rows_of_the_mask():
-    env, transform = keeping(episode_lengths=(2, 9, 9))
-    oracles.step(env, env.reset(), 2)
-    assert transform.elapsed.flatten().tolist() == [3, 5, 5]  # env 0 was reset automatically
-    env.reset(mask=torch.tensor([False, True, False]))
-    assert transform.elapsed.flatten().tolist() == [3, 3, 5]
-    assert transform.latest[:, 0].tolist() == [0, -1000, 2002]
 
 
 @pytest.mark.parametrize("name", TYPICAL)
