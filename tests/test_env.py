@@ -82,15 +82,6 @@ def test_step_transition_is_the_given_td():
     assert set(following.keys()) == {"observation"}
 
 
-class Careless(ScriptedEnv):
-    """Returns garbage in the rows outside the mask of a reset."""
-
-    def _reset(self, mask, options=None):
-        td = super()._reset(mask)
-        td["observation"][~mask.tensor] = torch.nan
-        return td
-
-
 def no_transforms():
     return []
 
@@ -103,30 +94,6 @@ def stateful_transforms():
         stack,
         T.NormalizeReward(),
     ]
-
-
-def test_reset_garbage_outside_the_mask_is_discarded():
-    env = tw.TransformedEnv(
-        Careless(4, (2,)),
-        *stateful_transforms(),
-    )
-    careful = tw.TransformedEnv(
-        ScriptedEnv(4, (2,)),
-        *stateful_transforms(),
-    )
-    td = env.reset(seed=0)
-    expected = careful.reset(seed=0)
-    mask = torch.tensor([False, True, False, True])
-    for step in range(16):
-        if step % 5 == 2:
-            td = env.reset(mask=mask)
-            expected = careful.reset(mask=mask)
-            assert_same(td, expected)
-        transition, td = env.step(td.set("action", env.sample_action()))
-        reference, expected = careful.step(expected.set("action", careful.sample_action()))
-        assert_same(transition, reference)
-        assert_same(td, expected)
-    assert_same(env.snapshot(), careful.snapshot())
 
 
 def test_restore_of_some_envs_leaves_the_others_and_shared_state():

@@ -209,18 +209,6 @@ def test_evaluate_puts_the_policy_into_eval_mode_and_back(name, train):
     assert (network.training, network.dropout.training) == (train, True)
 
 
-def test_evaluate_of_a_policy_that_raises_puts_it_back():
-    network = Drops()
-
-    def policy(td):
-        network(td)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        tw.evaluate(ScriptedEnv(2), policy, 2)
-    assert network.training and network.dropout.training
-
-
 class Tenths(ScriptedEnv):
     def _step(self, action):
         return super()._step(action).update({"reward": torch.full((self.num_envs, 1), 0.1)})

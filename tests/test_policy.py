@@ -168,21 +168,6 @@ def test_snapshot_continues_the_state():
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(
-    "name, size",
-    [("other", SIZE), ("hidden", 2)],
-)
-def test_snapshot_with_another_state_raises(name, size):
-    transforms = T.NormalizeObservation(), tw.PolicyState({name: (size,)})
-    env = make()
-    env.reset()
-    with pytest.raises(ValueError, match="hidden"):
-        tw.TransformedEnv(
-            ScriptedEnv(NUM_ENVS, (2,)),
-            *transforms,
-        ).restore(env.snapshot())
-
-
 def test_state_with_gradient_does_not_reach_the_root():
     env = make()
     transition, td = env.step(Recurrent(env)(env.reset(seed=0)))

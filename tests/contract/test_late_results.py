@@ -62,15 +62,8 @@ def test_late_result_of_a_simulators_step_is_refused_by_name(index, late, name):
         env.step(env.sample_action())
 
 
-FINAL = {
-    "(2,)": torch.ones(2),
-    "(1, 1)": torch.ones(1, 1),
-}
-
-
-@pytest.mark.parametrize("final", FINAL.values(), ids=FINAL)
-def test_late_final_observation_of_another_shape_is_refused(final):
-    finals = iter([torch.ones(2, 1), final])
+def test_late_final_observation_of_another_shape_is_refused():
+    finals = iter([torch.ones(2, 1), torch.ones(2)])
     done = torch.tensor([True, False])
 
     def step(action):
@@ -112,20 +105,13 @@ def test_late_entry_of_a_nested_observation_is_refused_by_path():
         env.step(env.sample_action())
 
 
-CLOCKS = {
-    "one for all envs": torch.tensor(1),
-    "a number": 1,
-}
-
-
-@pytest.mark.parametrize("late", CLOCKS.values(), ids=CLOCKS)
-def test_late_clock_of_another_shape_is_refused(late):
+def test_late_clock_of_another_shape_is_refused():
     clock = torch.ones(2, dtype=torch.int64)
     calls = []
 
     def read():
         calls.append(None)
-        return late if len(calls) > 2 else clock
+        return clock[0] if len(calls) > 2 else clock
 
     env = simulator(0, values()[0], clock=read, max_episode_steps=9)
     with pytest.raises(REFUSED, match=r"^from_functions: clock"):

@@ -32,7 +32,6 @@ DRAWS = {
     "permutation": partial(random.permutation, n=7),
 }
 ROUNDED = ("normal", "exponential", "scalar normal")
-OWN_SHAPES = {"bits": (7,), "permutation": (7,), "scalar": ()}
 
 
 def all_draws(*words):
@@ -75,14 +74,6 @@ def test_draw_under_vmap_and_of_a_scalar_key_is_bit_identical(key, name):
     assert torch.equal(torch.vmap(lambda *words: draw(Key(*words, 2)))(*key[:5]), expected)
     scalar = [word[4] for word in key[:5]]
     assert torch.equal(draw(Key(*scalar, 2)), expected[4])
-
-
-@pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("num_envs", [7, 1])
-def test_draw_shape_is_key_shape_followed_by_own_shape(key, name, num_envs):
-    few = key.select(torch.arange(num_envs))
-    own_shape = OWN_SHAPES.get(name.split()[0], (5, 2))
-    assert DRAWS[name](few).shape == (num_envs, *own_shape)
 
 
 def some_draws(key):

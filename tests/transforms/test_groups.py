@@ -99,11 +99,6 @@ def test_group_with_a_transform_of_another_env_raises():
         grouped({"one": [taken], "two": []})
 
 
-def test_group_that_is_no_list_raises():
-    with pytest.raises(TypeError, match="transforms"):
-        T.ObservationGroups({"one": T.ClipAction()})
-
-
 # Modules cannot have most of these names.
 NAMES = ["a.b", "a_b", "", "type", "keys", "keys_", "training"]
 
