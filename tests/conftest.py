@@ -43,6 +43,7 @@ def pytest_configure(config):
         "markers", "cuda: needs a CUDA device, and is skipped where there is none"
     )
     config.addinivalue_line("markers", "compiles: compiles graphs, for -m")
+    config.addinivalue_line("markers", "newest: needs PyTorch 2.11")
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as in a job that a script has started in the background
@@ -78,6 +79,9 @@ def pytest_collection_modifyitems(config, items):
         name = item.nodeid.partition("[")[0]
         if not COMPARES and re.search(r"gymnasiums|test_differences", name):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
+        is_newest = item.get_closest_marker("newest") or name.endswith("::torchwrap._deploy.deploy")
+        if is_newest and torch.__version__ < (2, 11):
+            item.add_marker(pytest.mark.skip(reason="needs PyTorch 2.11"))
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

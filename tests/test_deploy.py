@@ -23,10 +23,7 @@ from torchwrap.testing import ScriptedEnv
 NUM_ENVS = 5
 EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 full = pytest.mark.full
-pytestmark = [
-    pytest.mark.compiles,
-    pytest.mark.skipif(torch.__version__ < (2, 11), reason="deploy needs PyTorch 2.11"),
-]
+pytestmark = [pytest.mark.compiles, pytest.mark.newest]
 
 
 class Recorder(tw.Wrapper):

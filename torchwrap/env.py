@@ -773,7 +773,7 @@ class Env(BatchedModule):
         keys: set[str] = set()
         if "next" in td.keys():
             keys.update(td["next"].keys())
-        if not keys.issubset(signature.policy_state):
+        if keys - set(signature.policy_state):
             must = 'td["next"] must hold only the declared state of the policy'
             remedy = NEXT_ROOT if "reward" in keys else policy.DECLARED
             raise ValueError(refusal(f"{owner}.step", must, sorted(keys), remedy))

@@ -268,14 +268,14 @@ def bits(key: Key, count: int) -> Tensor:
 
     The number of words per env is at most 2**26. The first words do not depend on it.
     """
-    words = [word.unsqueeze(-1) for word in key[:5]]
-    low, high, env, episode, draw = words
-    if key.fold:
-        env = env + (key.fold << _ENV_BITS)
-    first_block = key.tag << _BLOCK_BITS
+    *words, tag, fold = key
+    low, high, env, episode, draw = [word.unsqueeze(-1) for word in words]
+    if fold:
+        env = env + (fold << _ENV_BITS)
+    first_block = tag << _BLOCK_BITS
     num_blocks = (count + 3) // 4
     blocks = torch.arange(first_block, first_block + num_blocks, device=env.device)
-    generators.note(key[:5], key.tag, key.fold)
+    generators.note(tuple(words), tag, fold)
     block = philox((low, high), (draw, blocks, env, episode))
     needed = block[: max(count, 1)]  # sliced first, so that a compiler drops unused words
     return torch.stack(needed, -1).flatten(-2)[..., :count]
@@ -373,7 +373,7 @@ def _check_arguments(
         remedy = f"Pass `shape=({shape},)`"
         raise TypeError(refusal(function, "shape must be a tuple", shape, remedy))
     for number in numbers:
-        if isinstance(number, tuple | list | np.ndarray):
+        if isinstance(number, (tuple, list, np.ndarray)):
             remedy = f"Pass `shape={number}`, or a number or a tensor"
             raise TypeError(refusal(function, "shape comes last, as in NumPy", number, remedy))
 

@@ -140,6 +140,7 @@ def test_without_the_operator_a_loop_is_compiled(monkeypatch, graphs):
     assert "scan" not in graph.code
 
 
+@pytest.mark.newest
 def test_with_the_operator_the_graph_does_not_grow(graphs):
     for number in (3, 30):
         compiled(writes_carry, ZERO, torch.ones(number), backend="counting")
@@ -197,6 +198,7 @@ MAPPED = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("mapped", MAPPED.values(), ids=MAPPED)
 def test_scan_in_a_compiled_vmap_is_refused_by_name(mapped):
     run = torch.compile(torch.vmap(mapped), backend="eager", fullgraph=True)
@@ -229,6 +231,7 @@ def test_argument_is_refused_by_name(arguments, words):
         scan(*arguments)
 
 
+@pytest.mark.newest  # whose errors quote the first one
 @pytest.mark.parametrize("name", mostly_full(["one result", "shape", "no output"], "shape"))
 def test_refusal_in_a_compiled_body_says_the_same(name):
     arguments, _ = REFUSED[name]

@@ -19,6 +19,8 @@ from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.sb3 import to_sb3
 from torchwrap.testing import ScriptedEnv, check_transform
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.fixture
 def unvalidated():

@@ -115,7 +115,7 @@ class Maze(nn.Module, FuncEnv):
         self.bonus = nn.Parameter(torch.tensor(first))
 
     def initial(self, rng, params=None):
-        return {"at": self.starts[random.integers(rng, 4)]}
+        return {"at": self.starts.index_select(0, random.integers(rng, 4, shape=(1,)))[0]}
 
     def transition(self, state, action, rng, params=None):
         return {"at": state["at"] + 0}

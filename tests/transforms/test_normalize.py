@@ -196,6 +196,7 @@ def test_statistics_of_large_numbers_are_exact(rows, dtype):
     assert_allclose(statistics.var, exact.var().astype(float))
 
 
+@pytest.mark.newest
 def test_nanoseconds_are_normalized_also_when_deployed():
     time = 1_700_000_000_000_000_000 + torch.tensor([[0], [100]])
     env = scripted(

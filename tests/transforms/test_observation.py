@@ -163,6 +163,7 @@ def test_transform_equals_gymnasiums_in_values_dtype_and_space(case):
         assert_equals_wrapper(space, name, *arguments)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("dtype", mostly_full([np.float16, np.float32, np.float64], np.float16))
 def test_rescaled_bounds_are_the_new_bounds_also_when_deployed(dtype):
     bounds = np.sort(np.random.default_rng(0).uniform(0.1, 3, (2, 99)).astype(dtype), 0)

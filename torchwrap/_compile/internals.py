@@ -20,20 +20,20 @@ try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards: Any = None  # type: ignore[no-redef]
-try:
-    from torch._C._functorch import is_batchedtensor
-except ImportError:
-    is_batchedtensor = None  # type: ignore[assignment]
+is_mapped: Any = None
+"""Of a tensor: whether `torch.vmap` maps it, which then is one of several."""
 scan_operator: Any = None
 flat_scan_operator: Any = None
 """Of a function of the tensors of the carry, of a slice, and of those that stay the same."""
 # Earlier ones have an operator that cannot be compiled again.
 if torch.__version__ >= (2, 11):  # type: ignore[operator]
     try:
+        from torch._C._functorch import is_batchedtensor
         from torch._higher_order_ops.scan import scan, scan_op
     except ImportError:
         pass
     else:
+        is_mapped = is_batchedtensor
         scan_operator = scan
         flat_scan_operator = scan_op
 
@@ -53,11 +53,6 @@ def layout_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
         return guards.check  # type: ignore[no-any-return]
     before = list(map(layout, tensors))
     return lambda *now: list(map(layout, now)) == before
-
-
-def is_mapped(tensor: Tensor) -> bool:
-    """True if `torch.vmap` maps a tensor, which then is one of several. False if unknown."""
-    return is_batchedtensor is not None and is_batchedtensor(tensor)
 
 
 def is_lazy(tensor: Tensor) -> bool:

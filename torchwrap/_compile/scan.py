@@ -118,7 +118,7 @@ def _check_same(name: str, expected: tuple[Any, ...], value: Any) -> None:
 
 def _check_mapped(tensors: list[Tensor]) -> None:
     """Raises in a compiled `torch.vmap`, where PyTorch's operator gives wrong shapes."""
-    if torch.compiler.is_compiling() and any(map(is_mapped, tensors)):
+    if is_mapped and torch.compiler.is_compiling() and any(map(is_mapped, tensors)):
         must = "in torch.compile, scan must not be called in torch.vmap"
         raise ValueError(refusal("scan", must, remedy="Map `function` instead"))
 
@@ -147,7 +147,7 @@ def _first_slice(value: Any) -> Any:
 def _stacked(values: list[Any]) -> Any:
     """Values of one structure, stacked in a new first dimension."""
     first = values[0]
-    if isinstance(first, Tensor | TensorDictBase):
+    if isinstance(first, (Tensor, TensorDictBase)):
         return torch.stack(values)
     if isinstance(first, tuple):
         return tuple([_stacked(list(parts)) for parts in zip(*values, strict=True)])

@@ -88,7 +88,7 @@ def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
         return next
     parts = [(key, builder(part)) for key, part in _items(value)]
     is_tuple = isinstance(value, tuple)
-    keys = range(len(value)) if is_tuple else list(value.keys())
+    keys = range(len(value)) if is_tuple else [key for key, _ in value.items()]
     size = tuple(value.batch_size) if isinstance(value, TensorDict) else None
 
     def build(tensors: Iterator[Tensor]) -> Any:
