@@ -10,13 +10,12 @@ import ppo_graph
 import ppo_recurrent
 import pytest
 import sac
-import torch
-from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from helpers import params
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
 
 PPO = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
 OFF_POLICY = {"num_envs": 4, "learning_starts": 32}
@@ -50,40 +49,21 @@ class Fixed(gymnasium.Env):
         return self.observation_space.sample(), 1.0, self.steps == 5, False, {}
 
 
-class Functional(FuncEnv):
-    observation_space = VECTOR
-
-    def __init__(self, action_space):
-        super().__init__()
-        self.action_space = action_space
-
-    def initial(self, rng, params=None):
-        return {"steps": torch.zeros(3)}
-
-    def transition(self, state, action, rng, params=None):
-        return {"steps": state["steps"] + 1}
-
-    def observation(self, state, rng, params=None):
-        return state["steps"]
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return next_state["steps"].mean()
-
-    def terminal(self, state, rng, params=None):
-        return state["steps"][0] == 5
-
-
 @pytest.fixture
 def train(registry, tmp_path):
-    def train(script, *spaces, **arguments):
-        if script is ppo_graph:
-            tw.register("Fixed-v0", lambda: Functional(*spaces))
-        else:
-            gymnasium.register("Fixed-v0", lambda **_: Fixed(*spaces), max_episode_steps=50)
-        small = SMALL[script] | {"total_timesteps": 64, **arguments}
+    def train(script, action_space, observation_space=VECTOR):
+        def make(id, num_envs, **_):
+            return ScriptedEnv(
+                num_envs, observation_space=observation_space, action_space=action_space
+            )
+
+        spaces = action_space, observation_space
+        gymnasium.register("Fixed-v0", lambda **_: Fixed(*spaces), max_episode_steps=50)
+        small = SMALL[script] | {"total_timesteps": 64}
         if script is not ppo_recurrent:
             small["out"] = str(tmp_path)
-        return script.main(script.Args(env_id="Fixed-v0", **small))
+        made = [make] if script is ppo_graph else []
+        script.main(script.Args(env_id="Fixed-v0", **small), *made)
 
     return train
 

@@ -3,22 +3,13 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from helpers import EXAMPLES, load_example
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    number = torch.get_num_threads()
-    yield
-    torch.set_num_threads(number)
 
 
 @pytest.mark.full
@@ -64,13 +55,17 @@ def test_torchrl_replay_trains_with_torchrls_collector_and_loss():
     assert result["frames"] == 1_024 and 8 < result["mean_return"] <= 500
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's ONNX exporter warns of its own code
-def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(tmp_path):
+@pytest.fixture(scope="module")
+def robot():
     for name in ("rsl_rl", "onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)
-    script = load_example("robot")
-    args = script.Args(num_envs=64, iterations=2, num_eval_envs=8, out=tmp_path)
-    results = script.main(args)
+    return load_example("robot")
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's ONNX exporter warns of its own code
+def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(robot, tmp_path):
+    args = robot.Args(num_envs=64, iterations=2, num_eval_envs=8, out=tmp_path)
+    results = robot.main(args)
     assert {*results} == {"episode_return", "episode_upright", "onnx_upright", "onnx_error"}
     assert results["onnx_error"] < 1e-5
     assert (tmp_path / "policy.onnx").exists()
@@ -78,10 +73,7 @@ def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def rsl_rl_robot():
-    for name in ("rsl_rl", "onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
-    load_example("robot")
+def rsl_rl_robot(robot):
     return load_example("rsl_rl_robot")
 
 
@@ -119,26 +111,6 @@ def test_rsl_rl_robot_teaches_a_student_that_plays_from_an_onnx_file(rsl_rl_robo
     assert results["onnx_error"] < 1e-5
 
 
-def start_rsl_rl_robot(arguments, rank, world_size, port):
-    """A process of the script, as torchrun starts it."""
-    ranks = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-    variables = {name: str(value) for name, value in ranks.items()}
-    variables.update(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1", PYTHONPATH=str(EXAMPLES.parent))
-    command = [sys.executable, str(EXAMPLES / "rsl_rl_robot.py"), *arguments.split()]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **variables},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-
-
 @pytest.mark.full
 def test_rsl_rl_robot_goes_on(rsl_rl_robot, taught):
     folder, _ = taught
@@ -151,13 +123,12 @@ def test_rsl_rl_robot_goes_on(rsl_rl_robot, taught):
 @pytest.mark.long
 @pytest.mark.full
 def test_rsl_rl_robot_trains_and_goes_on_in_two_processes(rsl_rl_robot, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     flags = f"teacher --num-envs 8 --iterations 2 --out {tmp_path}"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
     for arguments in (flags, f"{flags} --resume"):
-        for process in [start_rsl_rl_robot(arguments, rank, 2, port) for rank in range(2)]:
-            finish(process)
+        command = [*torchrun, EXAMPLES / "rsl_rl_robot.py", *arguments.split()]
+        subprocess.run(command, env=variables, check=True, timeout=240)
     assert (tmp_path / "teacher/model_3.pt").exists()
 
 

@@ -1,11 +1,9 @@
 """examples/ppo_graph.py: an iteration of PPO as one graph, for one or many seeds."""
 
-from dataclasses import replace
-
 import ppo_graph as example
 import pytest
 import torch
-from helpers import EXAMPLES, mostly_full
+from helpers import mostly_full
 
 import torchwrap as tw
 
@@ -48,26 +46,6 @@ def test_first_iteration_of_seeds_equals_single_runs(backend, tmp_path):
         for name, value in alone["env"]["buffers"].items():
             found = together["env"]["buffers"][name][i]
             torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.full
-def test_hyperparameters_differ_by_seed(tmp_path):
-    given = dict(seed=5, num_seeds=2, learning_rate=(0.0, 1e-3))
-    _, checkpoint = run(tmp_path, **given)
-    args = replace(example.Args(), num_envs=4)
-    params = [first_params(args, seed) for seed in (5, 6)]
-    changes = (checkpoint["adam"]["params"] - torch.stack(params)).abs().amax(1)
-    assert changes[0] == 0 < changes[1]
-
-
-def first_params(args, seed):
-    torch.manual_seed(seed)
-    agent = example.Agent(example.make_env(args, tw.make))
-    return torch.nn.utils.parameters_to_vector(agent.parameters())
-
-
-def test_example_is_short():
-    assert len((EXAMPLES / "ppo_graph.py").read_text().splitlines()) <= 290  # 40 of them for seeds
 
 
 @pytest.mark.full
