@@ -180,25 +180,6 @@ def test_full_reset_replaces_a_wrong_root():
     assert_same(env.reset(seed=0), expected)
 
 
-# Arguments of a step.
-
-ACTIONS = {
-    "a lazily negated": negated,
-    "an expanded": lambda action: action[:, :1].expand(-1, 6),
-}
-
-
-@cases(ACTIONS, "a lazily negated")
-def test_action_in_another_layout_matches_eager(name, tolerance):
-    found = []
-    for env in both(lambda: ScriptedEnv(NUM_ENVS)):
-        env.reset(seed=0)
-        action = ACTIONS[name](torch.linspace(-1, 1, 6).repeat(NUM_ENVS, 1))
-        found.append(env.step(action)[0]["next"])
-    assert_same(*found, tolerance)
-    assert torch.equal(found[0]["info", "action"], action.clone())
-
-
 # Tensors of modules.
 
 

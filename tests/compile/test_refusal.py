@@ -286,18 +286,6 @@ def test_python_values_are_constants_until_another_policy_is_assigned():
     torch.testing.assert_close(again["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
 
 
-def test_buffer_that_a_loop_anneals_is_followed():
-    schedule = nn.Module()
-    schedule.register_buffer("scale", torch.tensor(0.25))
-    collect = compiled(
-        tw.Collector(ScriptedEnv(NUM_ENVS), lambda td: answer(td, schedule.scale), 3)
-    )
-    collect()
-    schedule.scale.mul_(3)
-    data = from_reset(collect)
-    torch.testing.assert_close(data["action"], torch.full((NUM_ENVS, 3, 6), 0.75).tanh())
-
-
 # Arguments.
 
 
