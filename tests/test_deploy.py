@@ -613,11 +613,6 @@ class ClippedNormalization(T.NormalizeObservation):
         return td.set("observation", td["observation"].clamp(-1, 1))
 
 
-class Penalized(T.RewardTransform):
-    def step(self, td):
-        return td.set("observation", td["observation"] / 2)
-
-
 class Drawing(T.ObservationTransform):
     def observation(self, observation):
         return observation
@@ -638,13 +633,12 @@ def grouped(*transforms):
     ("transforms", "policy", "words"),
     [
         ([ClippedNormalization()], zero, r"ClippedNormalization, .*'step'.*deployed\(\)"),
-        ([Penalized()], zero, r"Penalized, .*'step'.*deployed\(\)"),
         ([grouped(ClippedNormalization())], zero, r"ClippedNormalization, .*deployed\(\)"),
         ([grouped(Drawing())], zero, "Drawing, because it draws"),
         ([T.DelayObservation(torch.arange(NUM_ENVS))], zero, "DelayObservation, .*delay"),
         ([tw.PolicyState({"hidden": (1,)})], zero, "hidden"),
     ],
-    ids=["hook", "hook of a reward", "hook in a group", "own", "delays of envs", "unset"],
+    ids=["hook", "hook in a group", "own", "delays of envs", "unset"],
 )
 def test_transform_is_refused_by_name(transforms, policy, words):
     with pytest.raises(ValueError, match=words):
@@ -677,10 +671,6 @@ def on_the_host(td):
     return torch.from_numpy(td["observation"].numpy()[:, :2])
 
 
-def number_of_rows(td):
-    return td["observation"][:, :2] + torch.ones(len(td), 1)
-
-
 SCRIPT = torch.jit.script(nn.Linear(3, 2))
 
 
@@ -692,7 +682,6 @@ SCRIPT = torch.jit.script(nn.Linear(3, 2))
         (StatefulRnn(3, 2), ValueError, "same.*PolicyState"),
         (draw, TypeError, "policy.*generator.*mode"),
         (on_the_host, ValueError, r"torch\.export.*policy"),
-        (number_of_rows, ValueError, r"td\.batch_size\[0\]"),
         (lambda td: SCRIPT(td["observation"]), ValueError, "TorchScript"),
         (lambda td: td["info", "speed"], ValueError, "'observation'"),
         (lambda td: td.set("acton", td["observation"][:, :2]), TypeError, "the policy's action"),
@@ -705,7 +694,6 @@ SCRIPT = torch.jit.script(nn.Linear(3, 2))
         "lstm",
         "draws",
         "host",
-        "len",
         "script",
         "info",
         "no action",
@@ -738,8 +726,6 @@ def test_older_pytorch_is_refused(monkeypatch):
     ("name", "arguments", "kind", "words"),
     [
         ("control", lambda raw, state: (raw.double(), state), TypeError, "observation"),
-        ("control", lambda raw, state: (raw[0, 0], state), ValueError, r"shape.*\[None\]"),
-        ("control", lambda raw, state: (raw.numpy(), state), TypeError, r"ndarray.*as_tensor"),
         ("control", lambda raw, state: (raw,), ValueError, "state"),
         ("control", lambda raw, state: (raw, list(state)), TypeError, "state"),
         (
@@ -757,7 +743,7 @@ def test_older_pytorch_is_refused(monkeypatch):
         ),
         ("no state", lambda raw, state: (raw, state), ValueError, "state"),
     ],
-    ids=["dtype", "shape", "array", "no state", "list", "batch", "keys", "needless state"],
+    ids=["dtype", "no state", "list", "batch", "keys", "needless state"],
 )
 def test_wrong_input_is_refused(name, arguments, kind, words):
     deployed, _ = deployed_stack("control")

@@ -55,9 +55,9 @@ class Operations:
         if type(functional).__name__ == "Chase":
             self.options = [None, None, {"start": 0.5}]
 
-    def draw(self, kind=None):
+    def draw(self):
         rng = self.rng
-        kind = kind or rng.choices(list(self.kinds), self.kinds.values())[0]
+        kind = rng.choices(list(self.kinds), self.kinds.values())[0]
         if kind == "step":
             action = spaces.sample(self.space, self.stream)
             return {"kind": kind, "action": action, "bare": rng.random() < 0.3}
@@ -97,8 +97,6 @@ def perform(env, operation, td, collect=None):
         return {"td": td}, td
     if kind == "sample":
         return {"action": env.sample_action()}, td
-    if kind == "snapshot":
-        return {"snapshot": env.snapshot()}, td
     if kind == "mode":
         env.train(operation["training"])
     else:  # "write": the root is the caller's, so each row takes the first one's observation

@@ -51,13 +51,6 @@ def test_captured_function_takes_and_returns_nested_values(day):
             assert outputs[0].equal(others[0])
 
 
-FAILED = "FAILED tests/test_some.py::test_bad - assert"
-
-
-OURS = "glue/seven torchwrap-compiled/4"
-PEER = {"glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"}}
-
-
 @pytest.mark.long
 @pytest.mark.full
 def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(
