@@ -165,7 +165,7 @@ RESULTS = {  # a change of the whole result, and the word in the error
     "a part": (lambda td: td[:1], "batch size"),
     "no batch size": (lambda td: TensorDict(td.to_dict(), []), "batch size"),
 }
-HOOKS = []
+HOOKS = [pytest.param("step", lambda td: td.exclude("reward"), "reward", id="step, no reward")]
 for name, (key, function) in STEP_RESULTS.items():
     HOOKS.append(pytest.param("step", replaced(key, function), key, id=f"step, {name}"))
 for hook in ("step", "reset"):

@@ -187,6 +187,7 @@ def test_partial_reset_to_given_states_starts_new_episodes():
     rows = torch.tensor([True, False, True])
     stack = env.reset(mask=rows, options={"state": GIVEN})["observation"][rows]
     assert equal(stack[:, 0], stack[:, 1])
+    assert equal(env.unwrapped.state["theta"][rows], GIVEN["theta"][rows])
     assert equal(env.transforms[1].statistics.count - counted, torch.tensor(2))
     assert env.elapsed_steps.tolist() == [0, 4, 0]
 
