@@ -156,14 +156,6 @@ def test_repeated_calls_equal_one_run_of_steps():
     assert_same(buffers(env), buffers(other))
 
 
-def test_first_call_resets_the_env_and_later_ones_continue():
-    collect = tw.Collector(ScriptedEnv(2, episode_lengths=None), None, 3)
-    for rewards in ([1, 2, 3], [4, 5, 6]):
-        data = collect()
-        assert data["next", "reward"].squeeze(-1).tolist() == [rewards] * 2
-        assert (collect.env.root["observation"] == data["next", "observation"][:, -1]).all()
-
-
 BAD_ARGUMENTS = {
     "no keys": (dict(keys=[]), ValueError),
     "a string": (dict(keys="action"), ValueError),

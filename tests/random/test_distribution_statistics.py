@@ -65,13 +65,3 @@ def test_uniform_draws_are_the_upper_bits_of_their_words():
         pairs = zip(row[::2], row[1::2], strict=True)
         expected = [(high >> 5) * 2**26 + (low >> 6) for high, low in pairs]
         assert [number * 2**53 for number in numbers] == expected
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 1000])
-def test_integers_are_equally_frequent(count):
-    drawn = random.integers(one_key(), count, shape=(COUNT,))
-    frequency = torch.bincount(drawn[0], minlength=count).double()
-    assert len(frequency) == count
-    expected = COUNT / count
-    chi_square = ((frequency - expected) ** 2 / expected).sum().item()
-    assert abs(chi_square - (count - 1)) <= 4 * math.sqrt(2 * count)

@@ -8,9 +8,7 @@ from gymnasium import wrappers
 from gymnasium.spaces import Box
 from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_equals_wrapper, make
-from tensordict import TensorDict
 
-import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 
@@ -99,23 +97,6 @@ def test_resize_equals_opencvs_inter_area_bit_for_bit(before, after, channels):
     transform = make(images(*before, *channels), T.ResizeObservation(after)).transforms[0]
     resized = transform.observation(torch.from_numpy(frames))
     assert_array_equal(resized, np.stack(expected))
-
-
-@pytest.mark.parametrize(
-    "transform", [T.GrayscaleObservation(), T.ResizeObservation((5, 5))], ids=repr
-)
-def test_masked_reset_computes_the_rows_of_the_mask(transform):
-    env = make(images(12, 8, 3), transform)
-    frames = torch.from_numpy(noise(3, 12, 8, 3))
-    expected = transform.observation(frames)
-    for mask in ([False, True, False], [False, False, False]):
-        rows = torch.tensor(mask)
-        td = env.transforms[0].reset(
-            TensorDict({"observation": frames}, [3]),
-            tw.RowMask(rows),
-        )
-        assert td["observation"].shape == expected.shape
-        assert torch.equal(td["observation"][rows], expected[rows])
 
 
 class Replayed:

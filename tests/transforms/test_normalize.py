@@ -1,4 +1,4 @@
-"""NormalizeObservation, NormalizeReward and their statistics against NumPy, Gymnasium and SB3."""
+"""NormalizeObservation, NormalizeReward and their statistics against NumPy."""
 
 import copy
 import functools
@@ -9,12 +9,10 @@ import oracles
 import pytest
 import torch
 from catalogue import BOXES
-from gymnasium import wrappers
 from gymnasium.spaces import Box
-from gymnasium.vector import SyncVectorEnv
 from helpers import assert_same, buffers
 from numpy.testing import assert_allclose
-from oracles import ENDINGS, RandomEnv, quick
+from oracles import ENDINGS, quick
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -22,14 +20,6 @@ from torchwrap.testing import ScriptedEnv
 
 INF = np.inf
 LENGTHS = [(5, 3, 1, 4), 1, 3, None]
-FLOATS = Box(
-    -INF,
-    INF,
-    (3,),
-    np.float64,
-)
-RANDOM = {"observe": lambda rng: rng.normal([0, -3, 100], [1, 0.1, 20]), "reward": (1, 2)}
-make = functools.partial(oracles.make, num_envs=4, **RANDOM)
 scripted = functools.partial(
     oracles.scripted,
     num_envs=4,
@@ -41,10 +31,6 @@ masked = pytest.mark.parametrize(
     [False, True],
     ids=["all rows", "mask"],
 )
-
-
-def random_env(space=FLOATS, **arguments):
-    return RandomEnv(space, **RANDOM, **arguments)
 
 
 def step(env, td):
@@ -335,31 +321,6 @@ def test_each_successor_and_each_initial_observation_counts_once(lengths, ending
     counted = torch.cat(counted)
     assert_allclose(statistics.mean, counted.mean(0), rtol=1e-5)
     assert (statistics.count == len(counted)).all()
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float32, np.float64],
-)
-def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prior(dtype):
-    # Over endless episodes, because Gymnasium's wrapper misses final observations.
-    space = Box(-INF, INF, (3,), dtype)
-    env = make(space, T.NormalizeObservation(), max_length=None)
-    vec = SyncVectorEnv([lambda: random_env(space, max_length=None)] * 4)
-    oracle = wrappers.vector.NormalizeObservation(vec)
-    oracle.obs_rms.count = 0
-    assert env.single_observation_space == oracle.single_observation_space
-    td = env.reset(seed=1)
-    close(
-        td["observation"],
-        oracle.reset(seed=1)[0],
-        rtol=1e-4,
-        atol=1e-4,
-    )
-    for _ in range(40):
-        successor, td = step(env, td)
-        expected = oracle.step(np.zeros(4, int))[0]
-        close(successor["observation"], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -245,14 +245,6 @@ def test_add_noise_in_eval_mode_is_zero_if_asked():
     assert (noise("normal", training=False)[:, 1] != 0).any()
 
 
-def test_dtype_observation_bounds_beyond_the_dtype_raise():
-    with pytest.raises(TypeError, match="dtype"):
-        make(
-            Box(-1e300, 1e300, (2,), np.float64),
-            T.DtypeObservation("float32"),
-        )
-
-
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize(
     "make",
