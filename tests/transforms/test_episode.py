@@ -11,7 +11,6 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
 from numpy.testing import assert_allclose, assert_array_equal
 from oracles import ENDINGS, RandomEnv, assert_agrees, quick, step, vector_env
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -88,18 +87,6 @@ def test_running_sums_are_the_whole_episodes_at_its_last_step(ending):
     assert (returns.dtype, lengths.dtype) == (torch.float32, torch.int64)
 
 
-def test_more_episodes_in_one_step_than_fit_keep_the_latest():
-    by_env = T.TransformReward(lambda reward: reward * torch.arange(5.0).unsqueeze(-1))
-    statistics = T.RecordEpisodeStatistics(3)
-    advance(
-        scripted(by_env, statistics, num_envs=5, episode_lengths=2),
-        2,
-    )
-    assert statistics.return_queue.tolist() == [6, 9, 12]
-    assert statistics.length_queue.tolist() == [2, 2, 2]
-    assert statistics.episode_count == 5
-
-
 def test_episode_ended_by_a_transform_above_is_finished():
     statistics = T.RecordEpisodeStatistics()
     advance(
@@ -107,20 +94,6 @@ def test_episode_ended_by_a_transform_above_is_finished():
         4,
     )
     assert statistics.length_queue.tolist() == [1, 2, 1, 2, 1]
-
-
-def test_masked_reset_changes_and_counts_the_rows_of_the_mask():
-    statistics = T.RecordEpisodeStatistics()
-    env = scripted(statistics, num_envs=3, episode_lengths=None)
-    _, td = advance(env, 2)
-    statistics.reset(
-        TensorDict({}, [3]),
-        tw.RowMask(torch.tensor([False, True, False])),
-    )
-    assert statistics.return_queue.tolist() == [3]
-    successor, _ = step(env, td)
-    assert successor["episode_return"].flatten().tolist() == [6, 3, 6]
-    assert successor["episode_length"].flatten().tolist() == [3, 1, 3]
 
 
 def test_sums_over_long_episodes_are_in_double_precision():
@@ -201,18 +174,6 @@ def test_time_limit_equals_gymnasiums(limit):
     flags = assert_agrees(env, theirs, num_steps=40)
     assert flags.all(1).any()
     assert flags.any(1).sum() > 20
-
-
-@pytest.mark.parametrize(
-    ("ending", "terminated"), [("terminated", True), ("truncated", False), ("both", True)]
-)
-def test_time_limit_in_the_step_of_another_ending_keeps_its_flags(ending, terminated):
-    successor, _ = advance(
-        scripted(T.TimeLimit(3), episode_lengths=3, ending=ending),
-        3,
-    )
-    assert successor["terminated"].flatten().tolist() == [terminated] * 2
-    assert successor["truncated"].flatten().tolist() == [True] * 2
 
 
 AWARE = [
