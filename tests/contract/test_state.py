@@ -22,10 +22,6 @@ def normalized(num_envs=3, **arguments):
     )
 
 
-def state_of(module):
-    return TensorDict(module.state_dict(), [])
-
-
 # The names of buffers.
 
 

@@ -133,7 +133,7 @@ class Aliasing(FuncEnv):
 
     def initial(self, rng):
         draw = random.uniform(rng)
-        return {"now": draw * 0, "before": draw * 0 - 1, "prize": 1 + draw, "over": draw < 0}
+        return {"now": draw * 0, "before": draw * 0 - 1, "over": draw < 0}
 
     def transition(self, state, action, rng):
         return {**state, "now": state["now"] + action[..., 0], "before": state["now"]}
@@ -142,7 +142,7 @@ class Aliasing(FuncEnv):
         return state["before"][..., None]
 
     def reward(self, state, action, next_state, rng):
-        return state["prize"]
+        return state["now"]
 
     def terminal(self, state, rng):
         return state["over"]

@@ -16,7 +16,6 @@ from func_envs import (
     equal,
     play,
     some_actions,
-    variant,
 )
 
 import torchwrap as tw
@@ -148,8 +147,7 @@ def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
 @both_aliasing
 def test_functions_may_return_fields_of_the_state(func_env):
     # The transition moves a field to another, and the reward is a field of the previous state.
-    functions = variant(type(func_env), reward=lambda state, *_, rng: state["now"])
-    env = FunctionalEnv(functions, 2)
+    env = FunctionalEnv(func_env, 2)
     td = env.reset(seed=0)
     for now in (2, 4, 6):
         transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))
