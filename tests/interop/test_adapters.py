@@ -161,17 +161,19 @@ class Skrl(Adapter):
 
     def __init__(self, env, seed=0):
         self.venv = self.export(env)
-        key = importlib.import_module("skrl").config.torch
-        key.key = seed
-        self.root = self.reset()
-        key.key = 0
+        self.config = importlib.import_module("skrl").config.torch
+        self.config.key = seed
+        self.root, _ = self.venv.reset()
 
     def reset(self):
-        return self.venv.reset()[0]
+        observations, _ = self.venv.reset()
+        self.config.key = 0
+        return observations
 
     def step(self, action):
         root, reward, terminated, truncated, infos = self.venv.step(action)
         self.numbers = infos.get("episode", {})
+        assert all(value.dim() == 0 for value in self.numbers.values())  # skrl logs no others
         finals = dict(enumerate(infos["final_observations"]))
         return root, reward, terminated | truncated, truncated & ~terminated, finals
 
@@ -197,7 +199,8 @@ class RlGames(Adapter):
     name = "rl_games"
 
     def __init__(self, env, seed=0):
-        self.venv = self.export(env, seed=seed)
+        self.venv = self.export(env)
+        self.venv.seed(seed)
         self.root = self.reset()
 
     def reset(self):
