@@ -110,6 +110,23 @@ class Scripted(gymnasium.Env[Any, Any]):
 gymnasium.register("TorchwrapTest/Scripted-v0", entry_point=Scripted)
 
 
+class Returning(gymnasium.Env[Any, Any]):
+    """Returns the same observation, of a dtype that may not be the space's, in every step."""
+
+    action_space = spaces.Discrete(2)
+    flags = np.array([False]), np.False_
+
+    def __init__(self, space, observation):
+        self.observation_space = space
+        self.observation = observation
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+    def step(self, action):
+        return self.observation, 1, *self.flags, {}
+
+
 SPACES = {
     "Dict": spaces.Dict(
         {

@@ -20,6 +20,7 @@ from single_envs import (
     NEVER,
     SAME_STEP,
     SPACES,
+    Returning,
     Scripted,
     Singles,
     assert_equal_trees,
@@ -47,22 +48,6 @@ def make(id="TorchwrapTest/Scripted-v0", num_envs=2, **kwargs):
 
 
 # Transitions.
-
-
-class Returning(gymnasium.Env):
-    """Returns the same observation, of a dtype that may not be the space's, in every step."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, space, observation):
-        self.observation_space = space
-        self.observation = observation
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation, {}
-
-    def step(self, action):
-        return self.observation, 1, np.array([False]), np.False_, {}
 
 
 def by_name(batch):

@@ -178,6 +178,12 @@ def test_env_info_has_the_spaces_and_the_state_space():
     assert "state_space" not in to_rl_games(ScriptedEnv(2)).get_env_info()
 
 
+def test_action_of_a_single_env_may_lack_its_dimension():
+    env = to_rl_games(ScriptedEnv(1, (3,), action_space=Discrete(3)))
+    env.reset()
+    assert env.step(torch.tensor(2))[0].shape == (1, 3)
+
+
 # The Runner.
 
 
