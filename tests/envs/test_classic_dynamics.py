@@ -11,12 +11,10 @@ from classic_oracle import (
     INITIAL,
     choose_action,
     deviations,
-    gymnasium_step,
     inject,
     make_gymnasium,
     play_gymnasium,
     sample_states,
-    state_of,
     step_all,
     step_each,
 )
@@ -103,35 +101,6 @@ def test_step_from_any_state_matches_gymnasium(id, kwargs, dtype):
 
 
 # CartPole.
-
-
-def test_auto_reset_episodes_end_as_in_gymnasium():
-    # Each episode of torchwrap's env is replayed in Gymnasium from its initial state.
-    env = FunctionalEnv(CartPole(dtype=torch.float64), 16, max_episode_steps=30)
-    single = make_gymnasium("CartPole-v1", 30)
-    td = env.reset(seed=3)
-    initial = state_of(env)
-    actions = [[] for _ in range(16)]
-    ended = 0
-    for _ in range(120):
-        td["action"] = env.sample_action()
-        for row in range(16):
-            actions[row].append(td["action"][row].item())
-        transition, td = env.step(td)
-        successor = transition["next"]
-        for row in successor["done"].flatten().nonzero().flatten().tolist():
-            single.reset()
-            single.unwrapped.state = tuple(initial[row])
-            *before, last = [gymnasium_step(single, action) for action in actions[row]]
-            assert not any(step.terminated or step.truncated for step in before)
-            observation = successor["observation"][row].numpy()
-            np.testing.assert_allclose(observation, last.observation, rtol=2e-7, atol=1e-12)
-            assert successor["terminated"][row].item() == last.terminated
-            assert successor["truncated"][row].item() == last.truncated
-            initial[row] = state_of(env)[row]
-            actions[row] = []
-            ended += 1
-    assert ended > 60
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -8,6 +8,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AsyncVectorEnv
 from helpers import OtherVectorEnv, assert_same, mostly_full
 from oracles import quick
+from single_envs import Singles, assert_equal_trees, stack_values
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -83,37 +84,27 @@ def counting(lengths, ending, vectorization_mode="sync"):
 def test_repeat_action_equals_gymnasiums_in_each_env(vectorization_mode, repeats, ending):
     lengths = [(1, 5, 2), (7, 1), (8, 4, 3)]
     with W.RepeatAction(counting(lengths, ending, vectorization_mode), repeats) as env:
-        theirs = [wrappers.RepeatAction(Counting(lengths, ending), repeats) for _ in lengths]
-        compare(env, theirs, 12)
+        make = lambda: wrappers.RepeatAction(Counting(lengths, ending), repeats)  # noqa: E731
+        compare(env, [make] * 3, 12)
 
 
-def compare(env, theirs, num_steps, action=0):
+def compare(env, makers, num_steps):
+    singles = Singles(makers, 0)
     td = env.reset(seed=0)
-    now = [one.reset(seed=i)[0] for i, one in enumerate(theirs)]
-    np.testing.assert_array_equal(td["observation"], np.stack(now))
     for _ in range(num_steps):
-        transition, td = env.step(td.set("action", torch.full((len(theirs),), action)))
-        results = [one.step(action) for one in theirs]
-        successor, reward, terminated, truncated, infos = zip(*results, strict=True)
-        given = transition["next"]
-        np.testing.assert_array_equal(given["observation"], np.stack(successor))
-        assert given["reward"].flatten().tolist() == list(reward)
-        assert given["terminated"].flatten().tolist() == list(terminated)
-        assert given["truncated"].flatten().tolist() == list(truncated)
-        steps = [info["steps"] for info in infos]
-        assert given["info", "steps"].flatten().tolist() == steps
-        now = list(successor)
-        for i, one in enumerate(theirs):
-            if terminated[i] or truncated[i]:
-                now[i], _ = one.reset()
-        np.testing.assert_array_equal(td["observation"], np.stack(now))
+        assert_equal_trees(td["observation"], stack_values(singles.now))
+        td, actions = singles.act(td)
+        transition, td = env.step(td)
+        expected = singles.step(actions)
+        steps = [[info["steps"]] for info in singles.infos]
+        expected["info"] = {"steps": np.float32(steps)}
+        assert_equal_trees(transition["next"], expected)
 
 
 def test_max_and_skip_without_early_endings_equals_gymnasiums():
     lengths = [(4,), (8,), (100,)]
     env = W.MaxAndSkipObservation(counting(lengths, "both"), 4)
-    theirs = [wrappers.MaxAndSkipObservation(Counting(lengths), 4) for _ in lengths]
-    compare(env, theirs, 9)
+    compare(env, [lambda: wrappers.MaxAndSkipObservation(Counting(lengths), 4)] * 3, 9)
 
 
 @pytest.mark.parametrize("name", mostly_full(["eager", "compiled"], "eager"))
@@ -124,15 +115,7 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
             steps = self.elapsed.float()
             return torch.stack([-steps, steps], 1)
 
-    class Each(Falling):
-        def _step(self, action):
-            td = super()._step(action)
-            over = self.elapsed >= torch.tensor([1, 2, 3, 5])
-            td["terminated"] = over.unsqueeze(1)
-            td["truncated"] = torch.zeros(4, 1, dtype=torch.bool)
-            return td
-
-    env = W.MaxAndSkipObservation(Each(4, observation_shape=(2,), episode_lengths=None), 3)
+    env = W.MaxAndSkipObservation(Falling(4, (2,), (1, 2, 3, 5), ending="terminated"), 3)
     env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
     transition, td = env.step(env.reset().set("action", env.sample_action()))
     following = transition["next"]
