@@ -133,6 +133,7 @@ DOUBLE = Box(-1, 1, (1,), np.float64)
 MATRIX = Box(-1, 1, (2, 2), np.float64)
 INNER = Dict([("y", MultiDiscrete([3, 4])), ("x", DOUBLE)])
 OBSERVATIONS = {
+    "image": IMAGE,
     "Discrete": Discrete(4),
     "unsorted Dict": Dict([("b", INNER), ("a", Discrete(3)), ("m", IMAGE)]),
     "long Tuple": Tuple([Box(-1, 1, (2,)), *(Discrete(n) for n in range(3, 14))]),
