@@ -12,6 +12,7 @@ import pytest
 
 # Tests named after "gymnasiums" results, and those of differences, need its wrappers since 1.4.
 COMPARES = tuple(map(int, version("gymnasium").split(".")[:2])) >= (1, 4)
+IS_NEWEST = tuple(map(int, version("torch").split(".")[:2])) >= (2, 11)
 
 
 def pytest_addoption(parser):
@@ -33,8 +34,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # No processes that compile ahead, because pytest-xdist has one a core, and no search with the
     # compiler for instructions that /proc/cpuinfo names. `torch._inductor` reads both.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    if IS_NEWEST:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line(
         "markers", "long: of `full`, what .ci/run leaves out unless it is told to run all"
@@ -79,8 +81,10 @@ def pytest_collection_modifyitems(config, items):
         name = item.nodeid.partition("[")[0]
         if not COMPARES and re.search(r"gymnasiums|test_differences", name):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
-        is_newest = item.get_closest_marker("newest") or name.endswith("::torchwrap._deploy.deploy")
-        if is_newest and torch.__version__ < (2, 11):
+        needs_newest = item.get_closest_marker("newest") or name.endswith(
+            "::torchwrap._deploy.deploy"
+        )
+        if needs_newest and not IS_NEWEST:
             item.add_marker(pytest.mark.skip(reason="needs PyTorch 2.11"))
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

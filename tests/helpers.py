@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
@@ -38,6 +39,13 @@ class RewardTerms(T.Transform):
         info["terms", "half"] = reward / 2
         info["vector"] = reward.repeat(1, 2)
         return td.set("info", info)
+
+
+def discrete(count, dtype):
+    """A Discrete of any dtype: before Gymnasium 1.3, its constructor takes none."""
+    space = Discrete(count)
+    space.dtype = np.dtype(dtype)
+    return space
 
 
 # Stepping.

@@ -11,7 +11,7 @@ import ppo_recurrent
 import pytest
 import sac
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from helpers import params
+from helpers import discrete, params
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -70,7 +70,7 @@ def train(registry, tmp_path):
 
 DISCRETE = {
     "from 2": Discrete(3, start=2),
-    "int8": Discrete(3, dtype=np.int8),
+    "int8": discrete(3, np.int8),
 }
 BOXES = {
     "scalar": Box(-2, 2, ()),

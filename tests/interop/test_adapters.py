@@ -8,7 +8,7 @@ import torch
 from adapters import LOGGED, VECTOR, simulator, staggered, staggered_steps
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
-from helpers import RewardTerms
+from helpers import RewardTerms, discrete
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -406,7 +406,7 @@ def test_spaces_that_a_library_cannot_hold_are_refused_before_a_reset(adapter, n
 
 @over(Sb3, Gymnasium, Skrl)
 def test_actions_do_not_wrap_around_in_the_dtype_of_their_space(adapter):
-    given = adapter(ScriptedEnv(2, (3,), action_space=Discrete(3, dtype=np.uint8)))
+    given = adapter(ScriptedEnv(2, (3,), action_space=discrete(3, np.uint8)))
     given.step(torch.tensor([2, 0]))
     with pytest.raises(ValueError, match="action"):
         given.step(torch.tensor([256, 0]))
