@@ -184,7 +184,8 @@ def test_train_eval_and_state_dict_reach_the_statistics():
     assert other.env.transforms[0].statistics.mean == statistics.mean
     env.train()
     outer = TransformedEnv(env, RewardSum())
-    Collector(outer, None, frames_per_batch=8, total_frames=8)
+    collector = Collector(outer, None, frames_per_batch=8, total_frames=8)
+    assert not collector.state_dict()["env_state_dict"]  # TorchRL leaves it out
     outer.eval()  # TorchRL's own stops at its transforms
     assert env.env.transforms.training
 
