@@ -195,6 +195,8 @@ def tensor(array: Any, device: torch.device) -> Tensor:
 
 def cast(array: NDArray[Any], to: Any) -> NDArray[Any]:
     """Copies numbers to an array of a dtype. Raises a ValueError if an integer would change."""
+    if array.dtype == to:
+        return array.copy()
     with np.errstate(invalid="ignore"):
         copy = array.astype(to, "C")
     changes = copy.dtype.kind != "f" and (copy != array).any()
