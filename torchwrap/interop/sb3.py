@@ -15,7 +15,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env, take
 from torchwrap.interop import _simulator, _trainers
-from torchwrap.transforms import NormalizeReward, RewardTransform
+from torchwrap.transforms import ObservationTransform, RewardTransform
 
 
 def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
@@ -155,18 +155,20 @@ class SB3VecEnv(VecEnv):
         """Raises if HER would compute rewards from goals that the env does not know."""
         goals = dict(spaces.leaves(self.env.unwrapped.single_observation_space))
         given = dict(spaces.leaves(self.observation_space))
-        kinds = RewardTransform | NormalizeReward
-        changed = [module for module in self.env.modules() if isinstance(module, kinds)]
         paths = ("achieved_goal",), ("desired_goal",)
-        are_equal = [given.get(path) == goals.get(path) for path in paths]
-        if changed or not all(are_equal):
+        changed = [path for path in paths if given.get(path) != goals.get(path)]
+        for name, module in self.env.named_modules():
+            is_changing = isinstance(module, (ObservationTransform, RewardTransform))
+            if is_changing and ".parts.observation." not in name:  # of ObservationKeys
+                changed.append(name)
+        if changed:
             must = "transforms must change no goals and rewards for HER"
             raise ValueError(refusal("to_sb3", must))
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> Any:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
         records = wrapper_class is Monitor and bool(self._recorders)
-        return self._select([records] * self.num_envs, indices)
+        return [records for _ in self._get_indices(indices)]
 
     def _select(self, values: Sequence[Any], indices: VecEnvIndices) -> Any:
         return [values[i] for i in self._get_indices(indices)]
