@@ -437,3 +437,13 @@ def test_root_of_a_masked_reset_shares_no_memory_with_the_last_one(mask):
     before = last.clone()
     root["observation"].fill_(-1)
     assert_same(last, before)
+
+
+def test_roots_are_contiguous_whatever_a_transform_returns():
+    class SwapAxes(T.ObservationTransform):
+        def observation(self, observation):
+            return observation.mT
+
+    env = tw.TransformedEnv(ScriptedEnv(2, (3, 3), episode_lengths=2), SwapAxes())
+    roots = [env.reset(), *[env.step(env.sample_action())[1] for _ in range(3)]]
+    assert all(root["observation"].is_contiguous() for root in roots)
