@@ -37,11 +37,12 @@ _OUTSIDE = ("outside",)
 """The key under which a step stores whether an action is out of bounds."""
 
 # The C++ wrapper calls the kernels of a graph without Python in between. Compiled apart from them,
-# it needs no optimization, which takes half of the compiler's time. Scalar code for the tails of
-# loops, because rows are short.
+# it needs no optimization. Headers that are compiled ahead take longer than they save the first few
+# graphs. Scalar code for the tails of loops, because rows are short.
 _CPU_OPTIONS: Options = {
     "cpp_wrapper": True,
     "cpp_wrapper_build_separate": True,
+    "cpp_cache_precompile_headers": False,
     "size_asserts": False,
     "cpp.enable_loop_tail_vec": False,
 }
