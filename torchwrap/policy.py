@@ -203,8 +203,9 @@ def modules_of(policy: Any) -> list[nn.Module]:
         if isinstance(value, nn.Module):
             found.append(value)
         elif not isinstance(value, types.ModuleType | type):
-            attributes = getattr(value, "__dict__", {}).values()
-            found += [part for part in attributes if isinstance(part, nn.Module)]
+            for part in getattr(value, "__dict__", {}).values():
+                if isinstance(part, nn.Module):
+                    found.append(part)
     return found
 
 

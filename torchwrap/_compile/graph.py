@@ -6,6 +6,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ from torchwrap.collector import Collector, Storage
 from torchwrap.env import Root, Step
 from torchwrap.policy import act, modules_of, named_by
 
-_KIND = operator.attrgetter("dtype", "shape", "device")
+_KIND = operator.attrgetter("dtype", "shape", "device", "layout")
 _LOG = logging.getLogger("torchwrap")
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
@@ -75,6 +76,7 @@ class Graph:
         settings: how to compile.
         num_steps: makes a loop of the function, which then takes a carry and returns an output and
             the next carry. The graph returns the outputs of all steps, stacked, and the last carry.
+        check: is called with arguments of a new layout, before they are traced.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class Graph:
         inputs: Inputs,
         settings: Settings,
         num_steps: int | None = None,
+        check: Callable[..., None] = lambda *values: None,
     ) -> None:
+        self.check = check
         self.function = function
         self.inputs = inputs
         self.settings = settings
@@ -99,13 +103,14 @@ class Graph:
         arguments: list[Tensor] = []
         structure = rows.flatten(values, arguments)
         key = (self, structure, *map(_KIND, arguments))
+        program = graphs.get(key)
+        if program is None:
+            self.check(*values)
+            program = self._compile(values, [*buffers, *arguments])
+            graphs[key] = program
         # In memory, values can be negated or conjugated.
         resolved = map(Tensor.resolve_neg, map(Tensor.resolve_conj, arguments))
         tensors = [*buffers, *map(Tensor.contiguous, resolved)]
-        program = graphs.get(key)
-        if program is None:
-            program = self._compile(values, tensors)
-            graphs[key] = program
         return program, tensors
 
     @exclusively()
@@ -165,14 +170,14 @@ class Rollout:
         if not captures(env.device):
             leaves = spaces.leaves(env.single_action_space)
             self.discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
-        self.graph = Graph(self._step, Inputs(self._roots), settings, collector.num_steps)
+        check = partial(env._check_root, "Collector")
+        inputs = Inputs(self._roots)
+        self.graph = Graph(self._step, inputs, settings, collector.num_steps, check)
         self.graph.prepare(env._root_like(env.device))
 
     def __call__(self, root: Root) -> Storage:
-        env = self.collector.env
-        env._check_root("Collector", root)
         program, tensors = self.graph.prepare(root)
-        storage, _ = env._drive("collection", self._run, program, tensors)
+        storage, _ = self.collector.env._drive("collection", self._run, program, tensors)
         return storage
 
     def _run(self, program: Program, tensors: list[Tensor]) -> tuple[Storage, Root]:
