@@ -807,7 +807,8 @@ class Env(BatchedModule):
             if got != needed:
                 raise ValueError(refusal(owner, f"{key} must be {needed}", got))
         for prefix, module in self.named_modules():
-            for name, (least, most) in getattr(module, "_limits", {}).items():
+            limits = module.buffer_limits if isinstance(module, BatchedModule) else {}
+            for name, (least, most) in limits.items():
                 value = given["buffers", f"{prefix}.{name}"]
                 if (value != value.clamp(least, most)).any():
                     must = f"{prefix}.{name} must be in [{least}, {most}]"

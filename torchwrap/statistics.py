@@ -52,7 +52,7 @@ class RunningMeanStd(BatchedModule):
     tensor([2])
     """
 
-    _limits = {"squares": (0, math.inf), "count": (0, 2**53)}
+    buffer_limits = {"squares": (0, math.inf), "count": (0, 2**53)}
     reference: Tensor
     total: Tensor
     squares: Tensor
@@ -283,7 +283,7 @@ class RunningMeanStd(BatchedModule):
         names = self.state_dict()
         for name, own in names.items():
             value = state_dict.get(prefix + name)
-            least, most = self._limits.get(name, (-math.inf, math.inf))
+            least, most = self.buffer_limits.get(name, (-math.inf, math.inf))
             if not isinstance(value, Tensor) or value.is_meta or value.shape != own.shape:
                 continue
             fits = (value >= least) & (value <= most) & value.isfinite()

@@ -269,6 +269,21 @@ def test_restore_of_a_garbled_snapshot_raises_before_anything_changed(entries):
     assert_same(env.restore(before), td)
 
 
+def test_restore_reads_no_attribute_of_an_authors_module():
+    class Network(T.ObservationTransform):
+        def __init__(self):
+            super().__init__()
+            self.network = torch.nn.Linear(1, 1)
+            self.network._limits = self.network.buffer_limits = 3
+
+        def observation(self, observation):
+            return observation
+
+    env = tw.TransformedEnv(ScriptedEnv(2), Network())
+    td = env.reset(seed=0)
+    assert env.restore(env.snapshot())["observation"].equal(td["observation"])
+
+
 OUT_OF_RANGE = {  # the end of a key of a snapshot, and a number that no env has there
     "delays": 9,
     "RecordEpisodeStatistics.count": -1,

@@ -53,7 +53,7 @@ class RecordEpisodeStatistics(Transform):
     (tensor([[1.]]), tensor([1.]))
     """
 
-    _limits = {"count": (0, 2**53)}
+    buffer_limits = {"count": (0, 2**53)}
     records: Tensor
     count: Tensor
     running_return = EnvBuffer((1,), torch.float64)

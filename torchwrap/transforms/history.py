@@ -230,7 +230,7 @@ class _Delay(_History):
                 raise ValueError(refusal(owner, must, validation.described(delay)))
             bounds = int(delay.min()), int(delay.max())
         self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
-        self._limits = {"delays": (self.shortest, self.longest)}
+        self.buffer_limits = {"delays": (self.shortest, self.longest)}
         self.delay = copy.deepcopy(delay)  # its caller may change it
 
     def _make_delays(
