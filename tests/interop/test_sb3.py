@@ -348,6 +348,12 @@ def test_seeds_and_options_are_for_one_reset_even_if_it_is_refused():
     assert (venv.reset() < 0.03).any()
 
 
+def test_attribute_of_an_own_env_is_not_taken_for_a_simulators_functions():
+    env = ScriptedEnv(2)
+    env.functions = ["initial", "transition"]
+    assert to_sb3(env).reset().shape == (2, 17)
+
+
 # Hindsight experience replay.
 
 GOAL = Box(-np.inf, np.inf, (2,), np.float32)  # normalized ones have the same space

@@ -102,7 +102,7 @@ class BatchedModule(nn.Module):
     _state_buffer_names: tuple[str, ...] = ()
     _trusted: frozenset[str] = frozenset()
     """The hooks whose first result was checked."""
-    buffer_limits: Mapping[str, tuple[float, float]] = {}
+    buffer_limits: dict[str, Any] = {}
     """The smallest and the largest number that `restore` takes for a buffer, by name."""
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:

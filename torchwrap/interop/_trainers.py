@@ -17,6 +17,7 @@ from torchwrap import spaces
 from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
+from torchwrap.interop.tensors import TensorEnv
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
@@ -95,7 +96,7 @@ class Params:
         if isinstance(base, FunctionalEnv):
             return base.params
         # Asked for each time, because a simulator may replace its tensors.
-        function = getattr(base, "functions", {}).get("levels")
+        function = base.functions["levels"] if isinstance(base, TensorEnv) else None
         levels = {} if function is None else function()
         if not isinstance(levels, dict):
             must = "levels must return a dict of tensors by name"
