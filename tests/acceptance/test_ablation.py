@@ -1,0 +1,101 @@
+"""examples/ablation.py: the statistics of a paper, and runs that are killed and continued."""
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+
+import ablation
+import numpy as np
+import pytest
+from helpers import EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"),
+    [
+        pytest.param([8, 1, 7, 2, 6, 3, 4, 90], 5, id="two of eight at each end"),
+        pytest.param([9, 1, 2, 3, 4], 3, id="one of five at each end"),
+        pytest.param([9, 1, 2], 4, id="none of three"),
+    ],
+)
+def test_interquartile_mean_leaves_out_a_quarter_at_each_end(scores, mean):
+    assert ablation.interquartile_mean(np.array(scores)) == mean
+    stats = pytest.importorskip("scipy.stats")  # by which rliable computes it
+    assert stats.trim_mean(scores, 0.25) == mean
+
+
+def test_interval_is_that_of_all_resamples():
+    scores = [1, 2, 4, 8, 16]
+    means = [sum(sorted(drawn)[1:4]) / 3 for drawn in itertools.product(scores, repeat=5)]
+    expected = np.percentile(means, [2.5, 97.5])
+    assert ablation.interval(np.array([scores])) == pytest.approx(expected)
+
+
+def test_interval_draws_the_seeds_of_each_env_apart():
+    assert ablation.interval(np.array([[0, 0, 0], [1, 1, 1]])) == [0.5, 0.5]
+
+
+OWN = """
+import torchwrap as tw
+from torchwrap import transforms as T
+
+def make(*args, **kwargs):
+    transforms = T.NormalizeReward(), T.RecordEpisodeStatistics()
+    return tw.TransformedEnv(tw.make(*args, **kwargs), *transforms)
+"""
+PAPER = """
+num_seeds = 2
+num_envs = 8
+num_steps = 16
+total_timesteps = 2560
+save_every = 1
+[envs.CartPole-v1]
+[envs.Acrobot-v1]
+update_epochs = 1
+[variants."as it is"]
+[variants.normalized]
+make = "own:make"
+[scales]
+CartPole-v1 = [0, 500]
+Acrobot-v1 = [-500, 0]
+"""
+
+
+@pytest.mark.full
+def test_killed_command_continues_and_trains_nothing_twice(tmp_path, monkeypatch):
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    (tmp_path / "own.py").write_text(OWN)
+    config = tmp_path / "paper.toml"
+    config.write_text(PAPER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{EXAMPLES.parent}")
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, EXAMPLES / "ablation.py", config]
+
+    subprocess.run([*command, "--out", "whole", "--processes", "2"], check=True)
+    process = subprocess.Popen([*command, "--out", "killed"])
+    finished = tmp_path / "killed" / "CartPole-v1" / "as it is-1" / "run.json"
+    while not list((tmp_path / "killed").glob("CartPole-v1/as it is-2/checkpoint.pt")):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    written = finished.stat().st_mtime_ns
+    subprocess.run([*command, "--out", "killed"], check=True)
+
+    assert finished.stat().st_mtime_ns == written
+    killed, whole = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("killed", "whole")
+    )
+    assert killed == whole
+    (scores,) = whole["normalized"]["CartPole-v1"]["scores"]
+    for score in scores:  # the mean length of 20 episodes
+        assert 8 < score < 500 and score * 20 == pytest.approx(round(score * 20), abs=1e-3)
+    table = (tmp_path / "whole" / "table.md").read_text().splitlines()
+    assert table[0] == "| variant | CartPole-v1 | Acrobot-v1 | all, scaled |"
+    assert len(table) == 4
+    assert (tmp_path / "whole" / "ablation.png").read_bytes().startswith(b"\x89PNG")
+
+    args = ablation.Args(**tomllib.loads(PAPER), gamma=0.5, out=tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"flags.*gamma"):
+        ablation.main(args)
