@@ -281,18 +281,6 @@ def distribution(space: gymnasium.Space, out: Tensor, log_std: Tensor | None) ->
     return Independent(normal, 1, validate_args=False)
 
 
-def per_seed(name: str, values: Any, num_seeds: int) -> tuple[float, ...]:
-    """One number, or one for each training, of a number, a string, or a list of them."""
-    values = values if isinstance(values, list | tuple) else [values]
-    try:
-        numbers = tuple(map(float, values))
-    except ValueError:
-        numbers = ()
-    if len(numbers) not in (1, num_seeds):
-        raise ValueError(f"{name} must be 1 or {num_seeds} numbers, got {values}.")
-    return numbers
-
-
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     """As that of ppo.py, drawn in another order."""
     hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]

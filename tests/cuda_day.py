@@ -146,12 +146,12 @@ def parts(device: str) -> dict[str, Part]:
         return call("profile", name=name, arguments=arguments)
 
     many = {**learn, "num_envs": middle, "total_timesteps": 4 * total}
-    ours = None if on_cpu else "torchwrap"
+    grid = {**learn, "num_envs": small // 4, "total_timesteps": total // 4}
+    settings = {"seeds": [1, 2, 3, 4], "learning_rate": [1e-3, 3e-3]}
     graph = {
-        "ppo_graph/tensordict": call("ppo_graph", **learn, capture="tensordict"),
-        f"ppo_graph/captured/{middle}": call("ppo_graph", **many, capture=ours),
-        "ppo_graph/captured": call("ppo_graph", **learn, capture=ours),
-        "ppo_graph": call("ppo_graph", **learn),
+        "ppo_graph": call("example", script="ppo_graph", **learn),
+        "ppo_graph/eight": call("example", script="ppo_graph", **grid, **settings),
+        f"ppo_graph/{middle}": call("example", script="ppo_graph", **many),
     }
     images = {f"profile/images/{way}": profile("images", way=way, **frames) for way in WAYS}
     profiles = {

@@ -51,7 +51,7 @@ class Fixed(gymnasium.Env):
 
 @pytest.fixture
 def train(registry, tmp_path):
-    def train(script, action_space, observation_space=VECTOR):
+    def train(script, action_space, observation_space=VECTOR, **flags):
         def make(id, num_envs, **_):
             return ScriptedEnv(
                 num_envs, observation_space=observation_space, action_space=action_space
@@ -59,7 +59,7 @@ def train(registry, tmp_path):
 
         spaces = action_space, observation_space
         gymnasium.register("Fixed-v0", lambda **_: Fixed(*spaces), max_episode_steps=50)
-        small = SMALL[script] | {"total_timesteps": 64}
+        small = SMALL[script] | {"total_timesteps": 64, **flags}
         if script is not ppo_recurrent:
             small["out"] = str(tmp_path)
         made = [make] if script is ppo_graph else []
@@ -103,9 +103,16 @@ def test_script_refuses_another_space_by_its_name(train, script, space):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("script", [ppo, ppo_recurrent, dqn], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script", [ppo, ppo_graph, ppo_recurrent, dqn], ids=lambda script: script.__name__
+)
 def test_script_takes_observations_of_bools(train, script):
     train(script, Discrete(2), Box(0, 1, (2, 3), bool))
+
+
+@pytest.mark.parametrize("flags", [{}, {"seeds": (1, 2)}], ids=["one", "grid"])
+def test_graph_takes_images(train, flags):
+    train(ppo_graph, Discrete(2), Box(0, 255, (7, 7, 3), np.uint8), **flags)
 
 
 # Masks: one action is allowed in each step
@@ -178,7 +185,8 @@ def scaled(*inner):
 def test_returns_are_of_the_envs_own_rewards(tmp_path, script, inner):
     args = script.Args("Pendulum-v1", total_timesteps=1_024, out=tmp_path, **SMALL[script])
     metrics = script.main(args, scaled(*inner))
-    assert np.mean(metrics["eval_mean_return"]) < -500
+    returns = metrics["eval_mean_return"]
+    assert (returns["seed=1"] if script is ppo_graph else returns) < -500
 
 
 # Arguments
@@ -202,7 +210,7 @@ def test_argument_of_another_type_is_refused_by_its_name(given):
         ppo.Args(**given)
 
 
-@pytest.mark.parametrize("given", [{"gamma": (0.5, 0.9)}, {"num_minibatches": 3}], ids=str)
+@pytest.mark.parametrize("given", [{"gamma": ()}, {"seeds": (1, 1)}, {"clip_coef": "x"}], ids=str)
 def test_graph_refuses_arguments_that_do_not_fit_before_it_trains(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         ppo_graph.Args(**given)

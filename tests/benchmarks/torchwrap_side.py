@@ -13,7 +13,6 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,17 +21,14 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
-from tensordict.nn import CudaGraphModule
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap.testing import ScriptedEnv
 
 from . import loops, script
@@ -189,44 +185,6 @@ def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
     with mock.patch("time.perf_counter", time.process_time):
         metrics = example("ppo", **flags)
     return {"whole_us": num_envs * 1e6 / metrics["steps_per_second_steady"]}
-
-
-def ppo_graph(
-    device: str, num_envs: int, total_timesteps: int, capture: str | None = None
-) -> dict[str, Any]:
-    """The metrics of examples/ppo_graph.py on CartPole-v1.
-
-    With a name in `CAPTURES`, an iteration is one CUDA graph, else the host launches each kernel.
-    """
-    module = _example("ppo_graph")
-    if capture:
-        make_iteration = module.make_iteration
-        module.make_iteration = lambda *arguments: CAPTURES[capture](make_iteration(*arguments))
-    flags = {"num_envs": num_envs, "total_timesteps": total_timesteps}
-    return example("ppo_graph", device=device, **flags)
-
-
-def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a CUDA graph that copies its arguments and results."""
-    structure: Any = None
-    results: Any = None
-
-    def run(tensors: list[Tensor]) -> list[Tensor]:
-        nonlocal results
-        leaves, results = tree_flatten(function(*tree_unflatten(tensors, structure)))
-        return leaves
-
-    graph = CudaGraph(run, num_buffers=0)
-
-    def call(*arguments: Any) -> Any:
-        nonlocal structure
-        tensors, structure = tree_flatten(arguments)
-        return tree_unflatten(graph(tensors), results)
-
-    return call
-
-
-CAPTURES = {"torchwrap": _captured, "tensordict": partial(CudaGraphModule, warmup=3)}
 
 
 def example(script: str, **flags: Any) -> dict[str, Any]:

@@ -6,9 +6,11 @@ an error. The backend must run operators one by one: "eager" or "aot_eager".
 """
 
 import contextlib
+import functools
 from unittest import mock
 
 import torch
+from tensordict.nn import CudaGraphModule
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -43,7 +45,7 @@ class CUDAGraph:
 class _Capture(TorchDispatchMode):
     """In place of `torch.cuda.graph`."""
 
-    def __init__(self, graph, stream, capture_error_mode):
+    def __init__(self, graph, stream, capture_error_mode="thread_local"):
         super().__init__()
         assert stream.device is not None, "a stream of whichever device is the current one"
         assert capture_error_mode == "thread_local", "what another thread does would fail"
@@ -118,7 +120,7 @@ class _Device(contextlib.AbstractContextManager):
 
 
 class _Stream:
-    def __init__(self):
+    def __init__(self, device=None):
         self.device = _Device.current
 
     def wait_stream(self, other):
@@ -141,4 +143,15 @@ def simulated():
         }.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch("torchwrap._compile.graph.captures", lambda device: True))
+        yield
+
+
+@contextlib.contextmanager
+def simulated_module():
+    """In this block of `simulated`, TensorDict's CudaGraphModule captures, too."""
+    with contextlib.ExitStack() as stack:
+        replace = functools.partial(mock.patch.object, CudaGraphModule)
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: True))
+        stack.enter_context(replace("_check_device_and_clone", CudaGraphModule._clone))
+        stack.enter_context(torch.cuda.device("cuda"))
         yield

@@ -5,8 +5,11 @@ Each test runs on CUDA, if there is a device, and with graphs simulated on the C
 
 import contextlib
 import functools
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import graph_parts
+import ppo_graph
 import pytest
 import torch
 from catalogue import (
@@ -18,7 +21,7 @@ from catalogue import (
     seven,
     stack,
 )
-from cuda_graphs import simulated
+from cuda_graphs import simulated, simulated_module
 from helpers import (
     AOT,
     INDUCTOR,
@@ -281,3 +284,30 @@ def test_scan_over_a_pure_env_matches_its_loop():
     expected_last, expected = rollout(state)
     assert_same(transitions, expected, INDUCTOR)
     assert_same(last, expected_last, INDUCTOR)
+
+
+@pytest.mark.full
+def test_captured_training_equals_one_that_is_not(on, captures, tmp_path):
+    """Iterations of examples/ppo_graph.py; the first two run before the capture."""
+    sizes = dict(num_envs=4, num_steps=8, num_minibatches=2, update_epochs=2)
+    args = ppo_graph.Args(
+        out=tmp_path, seeds=(1, 2), device=on.name, normalize_reward=True, **sizes
+    )
+    run, _, _, iteration = ppo_graph.start(args)
+    backend = "none" if on.is_simulated else on.backend
+    how = SimpleNamespace(device="cuda", backend=backend)
+    hyper = run.grid.hyper(args)
+    progress = torch.zeros((), device=on.name)
+    close = dict(rtol=on.tolerance, atol=on.tolerance, equal_nan=True)
+    assert_close = functools.partial(torch.testing.assert_close, **close)
+    state = expected = run.state
+    with simulated_module() if on.is_simulated else contextlib.nullcontext():
+        captured = graph_parts.compiled(iteration, how)
+        for _ in range(5):
+            random = run.random()
+            state, figures = captured(state, hyper, progress, *random)
+            expected, expected_figures = iteration(expected, hyper, progress, *random)
+            assert_close(figures, expected_figures)
+            assert_same(state["env"], expected["env"], on.tolerance)
+            assert_close(state["adam"], expected["adam"])
+    assert len(captures) == 1

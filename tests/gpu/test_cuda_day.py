@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_graphs import simulated
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +23,7 @@ def test_parts_for_cuda_have_every_step_once(day):
     assert sum(part.seconds for part in parts.values()) <= 20 * 60
     names = Counter(key for part in parts.values() for key in part.steps)
     assert set(names.values()) == {1}
-    assert {"floor", "ppo_graph/captured", "glue/4096", "ppo/compiled"} <= set(names)
+    assert {"floor", "ppo_graph", "glue/4096", "ppo/compiled"} <= set(names)
     assert "tests/gpu/test_cuda.py" in parts["tests"].steps["tests"].command
     assert all((ROOT / path).exists() for path in day.marked_files())
 
@@ -33,22 +32,6 @@ def test_day_without_a_device_says_that_it_needs_one(day, monkeypatch, tmp_path,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
     assert "--device cpu" in capsys.readouterr().out
-
-
-def test_captured_function_takes_and_returns_nested_values(day):
-    side = importlib.import_module("tests.benchmarks.torchwrap_side")
-
-    def function(carry, x):
-        return {"total": carry["total"] - x}, (carry["total"] * x, x)
-
-    found = expected = {"total": torch.ones(3)}
-    with simulated():
-        run = side._captured(function)
-        for number in (2.0, 5.0):
-            found, outputs = run(found, torch.tensor(number))
-            expected, others = function(expected, torch.tensor(number))
-            assert found["total"].equal(expected["total"])
-            assert outputs[0].equal(others[0])
 
 
 @pytest.mark.long
