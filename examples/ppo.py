@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ import torch
 import tyro
 from gymnasium import spaces
 from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn, optim
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from tqdm import tqdm
@@ -274,15 +276,22 @@ def compute_gradients(agent: Agent, batch: Batch, rows: Tensor, args: Args) -> B
     return stats
 
 
-def update(agent: Agent, optimizer: Any, batch: Batch, args: Args, gradients: Callable) -> Batch:
+def train_minibatch(
+    agent: Agent, optimizer: Any, args: Args, gradients: Callable, batch: Batch, rows: Tensor
+) -> Batch:
+    optimizer.zero_grad()  # in a graph, it would stop PyTorch 2.13 from compiling others
+    stats = gradients(agent, batch, rows, args)
+    optimizer.step()
+    return stats
+
+
+def update(batch: Batch, args: Args, train: Callable[[Batch, Tensor], Batch]) -> Batch:
     """Epochs over a batch. Returns the last minibatch's figures, and the mean clipfrac."""
     clipfracs = []
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["ret"]), device=args.device)
         for rows in order.chunk(args.num_minibatches):
-            optimizer.zero_grad()  # in a graph, it would stop PyTorch 2.13 from compiling others
-            stats = gradients(agent, batch, rows, args)
-            optimizer.step()
+            stats = train(batch, rows)
             clipfracs.append(stats["clipfrac"])
         if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
             break
@@ -359,12 +368,20 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     env = make_env(args, args.num_envs, make)
     statistics = T.RecordEpisodeStatistics.of(env)[0]
     agent = Agent(env, args.hidden_size, args.log_std).to(args.device)
-    optimizer = optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    batch_size = args.num_envs * args.num_steps
+    is_cuda = torch.device(args.device).type == "cuda"
+    is_captured = args.compile and is_cuda and batch_size % args.num_minibatches == 0
+    learning_rate = torch.tensor(args.learning_rate, device=args.device)
+    adam = dict(eps=1e-5, fused=True, capturable=is_captured)
+    optimizer = optim.Adam(agent.parameters(), learning_rate, **adam)
     collect = make_collector(env, agent, args)
     to_batch = make_batch
     gradients = compute_gradients
     if args.compile:
         to_batch, gradients = compiled(collect, make_batch, compute_gradients)
+    train = partial(train_minibatch, agent, optimizer, args, gradients)
+    if is_captured:
+        train = CudaGraphModule(train, warmup=3)  # one launch
     env.reset(seed=args.seed)
     curve = Curve()
     output = None
@@ -372,16 +389,15 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         from ppo_output import Output
 
         output = Output(args, env, {"agent": agent, "optimizer": optimizer, "curve": curve})
-    batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
     start -= curve[-1][3] if curve else 0
     progress = tqdm(range(len(curve), num_iterations), initial=len(curve), total=num_iterations)
     for iteration in progress:
         remaining = 1.0 - iteration / num_iterations if args.anneal_lr else 1.0
-        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        optimizer.param_groups[0]["lr"].fill_(args.learning_rate * remaining)
         data = collect()
         batch = to_batch(agent, data.to_dict(), args)
-        stats = update(agent, optimizer, batch, args, gradients)
+        stats = update(batch, args, train)
         returns = statistics.return_queue.double()
         mean = returns.mean().item()  # NaN before the first episode ends
         deviation = (returns - mean).square().mean().sqrt().item()

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import ppo
@@ -76,6 +77,7 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
     gradients = compute_gradients
     if args.compile:
         to_batch, gradients = ppo.compiled(collect, ppo.make_batch, compute_gradients)
+    train_minibatch = partial(ppo.train_minibatch, agent, optimizer, args, gradients)
     env.reset(seed=args.seed)
     curve = Curve()
     parts = {"agent": agent, "optimizer": optimizer, "curve": curve}
@@ -95,7 +97,7 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
         data = collect()
         tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
-        stats = ppo.update(agent, optimizer, batch, args, gradients)
+        stats = ppo.update(batch, args, train_minibatch)
 
         returns = gather(returns_of.return_queue[-window:].cpu(), rank)
         number = iteration + 1

@@ -165,9 +165,9 @@ def parts(device: str) -> dict[str, Part]:
     ppo = {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in WAYS}
     return {
         "machine": Part(20, {"floor": call("floor", device=device, **quick)}),
-        "images": Part(60, images),
-        "ppo": Part(110, ppo),
         "graph": Part(190, graph),
+        "ppo": Part(110, ppo),
+        "images": Part(60, images),
         "tests": Part(180, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
         "scripts": Part(100, scripts),
         "collector": Part(70, sized("collector", middle, small)),

@@ -26,6 +26,10 @@ _HOST_READS = {
 _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
+def tensors(result):
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
 class CUDAGraph:
     """In place of `torch.cuda.CUDAGraph`."""
 
@@ -35,10 +39,9 @@ class CUDAGraph:
     def replay(self):
         with torch.no_grad(), torch.inference_mode(), torch._C._AutoDispatchBelowAutograd():
             for function, args, kwargs, outputs in self.tape:
-                for output, value in zip(
-                    outputs, tree_leaves(function(*args, **kwargs)), strict=True
-                ):
-                    if isinstance(output, Tensor) and output.data_ptr() != value.data_ptr():
+                values = tensors(function(*args, **kwargs))
+                for output, value in zip(tensors(outputs), values, strict=True):
+                    if output.data_ptr() != value.data_ptr():
                         output.copy_(value)
 
 
@@ -64,7 +67,7 @@ class _Capture(TorchDispatchMode):
             function.overloadpacket is aten.index and _has_mask(args[1])
         ):
             raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
-        if function.overloadpacket in _EMPTY:
+        if function.overloadpacket in _EMPTY or function.namespace == "profiler":
             return function(*args, **kwargs)
         if function._schema.is_mutable:
             return self._write(function, args, kwargs)
@@ -82,7 +85,7 @@ class _Capture(TorchDispatchMode):
                 leaf.fill_(
                     leaf.is_floating_point()
                 )  # nothing has been computed yet; integers can be indices
-            self.tape.append((function, args, kwargs, tree_leaves(result)))
+            self.tape.append((function, args, kwargs, result))
         return result
 
     def _write(self, function, args, kwargs):

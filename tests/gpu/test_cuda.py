@@ -4,11 +4,13 @@ Each test runs on CUDA, if there is a device, and with graphs simulated on the C
 """
 
 import contextlib
+import copy
 import functools
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import graph_parts
+import ppo
 import ppo_graph
 import pytest
 import torch
@@ -35,6 +37,7 @@ from helpers import (
     play,
     steps,
 )
+from tensordict.nn import CudaGraphModule
 from torch import nn
 
 import torchwrap as tw
@@ -284,6 +287,38 @@ def test_scan_over_a_pure_env_matches_its_loop():
     expected_last, expected = rollout(state)
     assert_same(transitions, expected, INDUCTOR)
     assert_same(last, expected_last, INDUCTOR)
+
+
+def test_captured_minibatches_train_as_others(on, captures):
+    """Those of examples/ppo.py; the first two run before the capture."""
+    env = tw.make("CartPole-v1", 1, device=on.name)
+    batch = {}
+    for name in ("logprob", "advantage", "value", "ret"):
+        batch[name] = torch.randn(8, device=on.name)
+    batch["observation"] = torch.randn(8, 4, device=on.name)
+    batch["action"] = torch.randint(2, (8,), device=on.name)
+    agent = ppo.Agent(env).to(on.name)
+    agents = [agent, copy.deepcopy(agent)]
+    trains = []
+    rates = []
+    for each in agents:
+        rate = torch.tensor(1e-2, device=on.name)
+        adam = dict(fused=True, capturable=not on.is_simulated)
+        optimizer = torch.optim.Adam(each.parameters(), rate, **adam)
+        arguments = (each, optimizer, ppo.Args(clip_vloss=True), ppo.compute_gradients)
+        trains.append(functools.partial(ppo.train_minibatch, *arguments))
+        rates.append(rate)
+    with simulated_module() if on.is_simulated else contextlib.nullcontext():
+        trains[0] = CudaGraphModule(trains[0], warmup=3)
+        for number in range(6):
+            rows = torch.randint(8, (4,), device=on.name)
+            for rate in rates:
+                rate.fill_(1e-2 / (1 + number))
+            found, expected = [train(batch, rows) for train in trains]
+            torch.testing.assert_close(found, expected)
+            vectors = [nn.utils.parameters_to_vector(each.parameters()) for each in agents]
+            torch.testing.assert_close(*vectors)
+    assert len(captures) == 1
 
 
 @pytest.mark.full
