@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,6 +34,11 @@ Value: TypeAlias = "Tensor | TensorDict"
 
 REWARD = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """The space of a reward: any float32 number."""
+
+_FLAG: Space[Any] = spaces.Box(0, 1, (1,), np.bool_)  # type: ignore[arg-type]
+
+COLUMNS: dict[str, Space[Any]] = {"reward": REWARD, "terminated": _FLAG, "truncated": _FLAG}
+"""The entries of a successor that every env has, beside `observation`."""
 
 _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -182,15 +187,15 @@ def zeros(
     return build(space, make, num_envs)
 
 
-def tensor(array: Any, device: torch.device) -> Tensor:
-    """A new NumPy array as a tensor on `device`. On the CPU it shares the array's memory."""
-    source = torch.from_numpy(array)
+def to_tensors(arrays: Iterable[Any], device: torch.device) -> tuple[Tensor, ...]:
+    """New NumPy arrays as tensors on `device`. On the CPU they share the memory of the arrays."""
+    sources = map(torch.from_numpy, arrays)
     if device.type == "cpu":
-        return source
+        return tuple(sources)
     if device.type == "cuda":
         # Only a copy from pinned memory does not block. The allocator keeps it until then.
-        source = source.pin_memory()
-    return source.to(device, non_blocking=True)
+        sources = map(Tensor.pin_memory, sources)
+    return tuple([source.to(device, non_blocking=True) for source in sources])
 
 
 def cast(array: NDArray[Any], to: Any) -> NDArray[Any]:
@@ -216,7 +221,8 @@ def from_numpy(
     """
     subspaces = children(space)
     if subspaces is None:
-        return tensor(cast(np.asarray(value), space.dtype), device)
+        (leaf,) = to_tensors([cast(np.asarray(value), space.dtype)], device)
+        return leaf
     tensors = {}
     for key, child in subspaces.items():
         tensors[key] = from_numpy(child, entry(value, (key,)), device)
@@ -387,9 +393,6 @@ def check(
         raise ValueError(refusal(owner, f"{what} must be in {space}", values, remedy))
 
 
-_STEP_DTYPES = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
-
-
 def check_layer(
     owner: str,
     signature: Signature,
@@ -402,15 +405,15 @@ def check_layer(
     if not isinstance(td, TensorDictBase) or td.batch_size != (num_envs,):
         must = f"result must be a TensorDict of batch size ({num_envs},)"
         raise TypeError(refusal(owner, must, getattr(td, "batch_size", type(td))))
-    dtypes = _STEP_DTYPES if flags else {}
-    missing = [key for key in ("observation", *dtypes) if key not in td.keys()]
+    columns = COLUMNS if flags else {}
+    missing = [key for key in ("observation", *columns) if key not in td.keys()]
     if missing:
         raise ValueError(refusal(owner, f"result must have {missing} too", sorted(td.keys())))
     space = signature.single_observation_space
     # After a reset, the rows that were not reset may hold anything.
     check(owner, "observation", space, td["observation"], num_envs, device, bounds=flags)
-    for key, to in dtypes.items():
-        check_tensor(owner, key, td[key], (num_envs, 1), to, device)
+    for key, column in columns.items():
+        check_tensor(owner, key, td[key], (num_envs, 1), dtype(column), device)
 
 
 def check_function(
@@ -485,6 +488,14 @@ class Signature:
         `reset(seed)` seeds it by its name in `state_dict`, so it is independent of other streams.
         """
         return random.Stream(self.num_envs, self.first_index, tag=2, device=self.device), self
+
+
+def zero_successor(signature: Signature, infos: Mapping[str, Space[Any]]) -> Any:
+    """Zeros like the results of `Env._step`, with infos in these spaces."""
+    values = {"observation": signature.single_observation_space, **COLUMNS}
+    if infos:
+        values["info"] = spaces.Dict(dict(infos))
+    return zeros(spaces.Dict(values), signature.num_envs, signature.device)
 
 
 # Sampling.

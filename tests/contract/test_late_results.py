@@ -4,15 +4,17 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.spaces import Box, Dict
-from gymnasium.vector import AutoresetMode
-from helpers import OtherVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import OtherVectorEnv, assert_same, buffers
 
 import torchwrap as tw
+from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
 from torchwrap.testing import ScriptedEnv
 
 REFUSED = (TypeError, ValueError)
 UNIT = Box(-9, 9, (1,))
+DISABLED = AutoresetMode.DISABLED
 
 
 def steps(env, count):
@@ -142,19 +144,43 @@ def test_last_root_that_does_not_fit_is_refused_by_masked_calls(key, value, call
     assert env.reset(seed=0)["observation"].tolist() == snapshot["observation"].tolist()
 
 
-# A vector env that is stepped as a whole.
+# Vector envs, of which step 300 returns something else.
 
 
 class LateShape(OtherVectorEnv):
+    calls = 0
+
     def step(self, actions):
         observation, *rest = super().step(actions)
-        self.calls = getattr(self, "calls", 0) + 1
-        return observation[:, :1] if self.calls == 3 else observation, *rest
+        self.calls += 1
+        return observation[:, :1] if self.calls == 300 else observation, *rest
 
 
-def test_late_observation_of_a_vector_env_is_refused():
-    mode = AutoresetMode.DISABLED
-    env = tw.from_gymnasium(LateShape([PendulumEnv] * 2, autoreset_mode=mode))
-    steps(env, 2)
-    with pytest.raises(REFUSED, match="observation"):
+class LateDtype(PendulumEnv):
+    calls = 0
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        self.calls += 1
+        return observation.astype(str) if self.calls == 300 else observation, *rest
+
+
+LATE_ENVS = {
+    "stepped as a whole": lambda: LateShape([PendulumEnv] * 2, autoreset_mode=DISABLED),
+    "env by env": lambda: SyncVectorEnv([PendulumEnv, LateDtype], autoreset_mode=DISABLED),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "eager"], ids=["eager", "compiled"])
+@pytest.mark.parametrize("make", LATE_ENVS.values(), ids=LATE_ENVS)
+def test_late_observation_of_a_vector_env_is_refused_before_transforms_see_it(make, backend):
+    env = tw.TransformedEnv(tw.from_gymnasium(make()), T.NormalizeObservation())
+    if backend is not None:
+        tw.compile(env, backend=backend)
+    steps(env, 299)
+    before = buffers(env.transforms)
+    with pytest.raises(ValueError, match="observation"):
+        env.step(env.sample_action())
+    assert_same(buffers(env.transforms), before)
+    with pytest.raises(RuntimeError, match=r"reset\(\)"):
         env.step(env.sample_action())

@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
@@ -34,21 +35,11 @@ NO_LIMIT = 2**31 - 1
 
 NEW_ENV = "Call env.close() and make a new env"
 
-COLUMNS: dict[str, DTypeLike] = {
-    "reward": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-}
-
 Arrays = list[NDArray[Any]]
-"""A batch of observations: an array per leaf of their space, in new memory and its dtype."""
+"""An array per leaf of a space, in the order of their keys, in new memory and its dtype."""
 
-Columns = dict[str, NDArray[Any]]
-"""The entries of `COLUMNS`: `(num_envs, 1)`, in new memory."""
-
-Successors = tuple[Arrays, Columns, Infos]
-
-Initial = tuple[Arrays, Infos]
+Results = tuple[Arrays, Infos]
+"""Observations, after a step also the `spaces.COLUMNS` as `(num_envs, 1)`; and infos."""
 
 Leaves = list[tuple[spaces.Path, Any]]
 """Those of a space, with their paths."""
@@ -96,7 +87,8 @@ class Engine:
         self.max_episode_steps = self._step_limit()
         self._all = np.ones(vector_env.num_envs, bool)
         space = vector_env.single_observation_space
-        self._leaves: Leaves = list(spaces.leaves(space))
+        # In the order of keys at every level.
+        self._leaves: Leaves = sorted(spaces.leaves(space), key=operator.itemgetter(0))
         self._batches: Leaves = list(spaces.leaves(batch_space(space, vector_env.num_envs)))
         self._observation: Any = None  # The latest batch that the vector env returned.
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
@@ -108,16 +100,16 @@ class Engine:
         fault = "cannot repeat actions, because envs with ended episodes cannot be left out"
         raise ValueError(refusal(self.name, fault, remedy=self.remedy_for_repeats))
 
-    def step(self, actions: Any) -> Successors:
+    def step(self, actions: Any) -> Results:
         """Takes an action in every env, and returns the true successors."""
         check_reset(self.name, self._already_reset)
-        result = self._check("step", self._step(actions))
-        self._observation, reward, terminated, truncated, info = result
-        columns = self._columns(reward, terminated, truncated)
+        result = self._step(actions)
+        columns = self._check("step", result)
+        self._observation, *_, info = result
         observation = self._observation
         infos = [(info, self._all)]
         if self.same_step:
-            done = _done(columns)
+            done = (columns[1] | columns[2]).ravel()
             self._already_reset = done
             self._initial_info = info
             final_rows = self._final_rows(info, done)
@@ -125,14 +117,14 @@ class Engine:
                 observation = self._with_final_observations(info, final_rows)
                 final_info = info.get("final_info", {})
                 infos = [(info, ~final_rows), (final_info, final_rows)]
-        return self._copies(observation), columns, infos
+        return self._copies(observation) + columns, infos
 
     def reset(
         self,
         rows: Mask,
         seed: int | None,
         options: Options | None,
-    ) -> Initial:
+    ) -> Results:
         """Starts episodes in the rows of a mask. Row *i* gets the seed `seed + i`.
 
         Returns the observations of all rows, and the infos of the mask's.
@@ -145,7 +137,8 @@ class Engine:
             to_reset = rows & ~already_reset
         infos = [(self._initial_info, rows & ~to_reset)]
         if to_reset.any():
-            result = self._check("reset", self._reset(to_reset, seed, options))
+            result = self._reset(to_reset, seed, options)
+            self._check("reset", result)
             self._observation, info = result
             infos.append((info, to_reset))
         self._already_reset = already_reset & ~rows
@@ -227,17 +220,9 @@ class Engine:
         self.fault = ""
         return result
 
-    def _check(self, call: str, result: Any) -> Any:
-        """Raises unless `step` or `reset` returned values of all envs."""
-        check_result(self.name, call, self._batches, result, len(self._all))
-        return result
-
-    def _columns(self, *values: Any) -> Columns:
-        num_envs = len(self._all)
-        columns = {}
-        for name, given in zip(COLUMNS, values, strict=True):
-            columns[name] = as_column(self.name, "step", name, given, num_envs)
-        return columns
+    def _check(self, call: str, result: Any) -> Arrays:
+        """Raises unless `step` or `reset` returned values of all envs. Returns the columns."""
+        return check_result(self.name, call, self._batches, result, len(self._all))
 
     def _copies(self, observation: Any) -> Arrays:
         arrays = []
@@ -301,30 +286,31 @@ class Sync(Engine):
     def leave_out(self, rows: Mask) -> None:
         self._left_out = rows
 
-    def step(self, actions: Any) -> Successors:
-        left_out = self._left_out
+    def step(self, actions: Any) -> Results:
+        steps = ~self._left_out
         self._left_out = ~self._all
-        for row, action in enumerate(iterate(self.vector_env.action_space, actions)):
-            if not left_out[row]:
-                self._results[row] = self._envs[row].step(action)
+        each = list(iterate(self.vector_env.action_space, actions))
+        for row in steps.nonzero()[0].tolist():
+            self._results[row] = self._envs[row].step(each[row])
         if "step" in self._unchecked:
             self._check_results("step", self._all)
         try:
-            observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
+            observations, *values, infos = zip(*self._results, strict=True)
             arrays = self._stack(observations)
-            columns = self._columns(reward, terminated, truncated)
-            batch = self._batch_infos(infos) if self.info_names else {}
+            for name, column in zip(spaces.COLUMNS, values, strict=True):
+                arrays.append(as_column(self.name, "step", name, column, len(self._all)))
+            batch = self._batch_infos(infos)
         except Exception:  # NumPy's error names no env.
             self._check_results("step", self._all)
             raise
-        return arrays, columns, [(batch, self._all)]
+        return arrays, [(batch, self._all)]
 
     def reset(
         self,
         rows: Mask,
         seed: int | None,
         options: Options | None,
-    ) -> Initial:
+    ) -> Results:
         self._left_out = ~self._all
         indices = np.flatnonzero(rows).tolist()
         infos: list[Info] = [{}] * len(rows)
@@ -339,7 +325,7 @@ class Sync(Engine):
                 observation, infos[row] = self._results[row]
                 observations.append(observation)
             arrays = self._stack(observations)
-            batch = self._batch_infos(infos) if self.info_names else {}
+            batch = self._batch_infos(infos)
         except Exception:
             self._check_results("reset", rows)
             raise
@@ -487,14 +473,15 @@ class EnvPool(Games):
         rows: Mask,
         seed: int | None,
         options: Options | None,
-    ) -> Initial:
+    ) -> Results:
         finished = rows & self._finished
         running = rows & ~self._finished
         infos = []
         if running.any():
             result = self._reset(running, None, options)
             if running.all():
-                self._observation, _ = self._check("reset", result)
+                self._check("reset", result)
+                self._observation, _ = result
             infos.append(self._merge(*result))
         if finished.any():
             # With episodic_life, this goes on with the lives that are left.
@@ -548,10 +535,6 @@ def interrupted(name: str) -> str:
     return refusal(name, fault, remedy=NEW_ENV)
 
 
-def _done(columns: Columns) -> Mask:
-    return (columns["terminated"] | columns["truncated"]).ravel()
-
-
 def _select(values: Any, rows: Any) -> Any:
     if isinstance(values, dict):
         return {key: _select(value, rows) for key, value in values.items()}
@@ -581,8 +564,10 @@ def check_result(
     leaves: Leaves,
     result: Any,
     num_envs: int = 1,
-) -> None:
+) -> Arrays:
     """Raises a TypeError or ValueError unless a step or reset returned a valid result.
+
+    Returns the rewards and flags of a step, as `as_column`.
 
     Args:
         owner: the env, in error messages.
@@ -591,10 +576,11 @@ def check_result(
         result: the tuple that the call returned.
         num_envs: rewards and flags that the result has.
     """
-    columns = COLUMNS if call.startswith("step") else ()
-    check_tuple(owner, call, ("observation", *columns, "info"), result, repr)
-    for index, name in enumerate(columns, 1):
-        as_column(owner, call, name, result[index], num_envs)
+    names = spaces.COLUMNS if call.startswith("step") else ()
+    check_tuple(owner, call, ("observation", *names, "info"), result, repr)
+    columns = []
+    for index, name in enumerate(names, 1):
+        columns.append(as_column(owner, call, name, result[index], num_envs))
     for path, leaf in leaves:
         part = result[0]
         try:
@@ -604,6 +590,7 @@ def check_result(
             keys = "".join([f"[{key!r}]" for key in path])
             must = f"observation{keys} of {call} must be in {leaf}"
             raise ValueError(refusal(owner, must, f"{part!r}")) from None
+    return columns
 
 
 def as_column(
@@ -625,7 +612,7 @@ def as_column(
     if not fits:
         must = f"{name} of {call} must be one number per env"
         raise ValueError(refusal(owner, must, f"{values!r}"))
-    return array.astype(COLUMNS[name], copy=False).reshape(num_envs, 1)
+    return array.astype(spaces.COLUMNS[name].dtype, copy=False).reshape(num_envs, 1)
 
 
 def _fit(

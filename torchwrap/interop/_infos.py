@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import tensordict
 
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
 
@@ -51,10 +48,9 @@ class InfoReader:
 
     def __init__(self, owner: str, info_keys: InfoKeys, num_envs: int) -> None:
         self.owner = owner
-        self.num_envs = num_envs
         self.spaces = info_spaces(info_keys)
         self._arrays: dict[str, Any] = {}
-        for name, space in self.spaces.items():
+        for name, space in sorted(self.spaces.items()):
             self._arrays[name] = create_empty_array(space, num_envs)
         # Names without a space that no info has held yet: perhaps typos.
         self._unseen = set() if isinstance(info_keys, Mapping) else set(info_keys)
@@ -84,12 +80,9 @@ class InfoReader:
             must = "info_keys must be entries of the info of a step or a reset"
             raise ValueError(refusal(self.owner, must, sorted(self._unseen)))
 
-    def values(self, device: torch.device) -> TensorDict:
-        """The entries by name, in new memory."""
-        tensors = {}
-        for name, array in self._arrays.items():
-            tensors[name] = spaces.tensor(array.copy(), device)
-        return tensordict(tensors, self.num_envs)
+    def copies(self) -> list[NDArray[Any]]:
+        """The entries in the order of their names, in new memory."""
+        return [array.copy() for array in self._arrays.values()]
 
 
 def cast_info(

@@ -15,7 +15,7 @@ from torchwrap import spaces
 from torchwrap._core import spec as specs
 from torchwrap._core import validation
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask, builder, tensordict
 from torchwrap.env import Options
 from torchwrap.interop._engines import (
     Ale,
@@ -121,6 +121,10 @@ class GymnasiumEnv(SimulatorEnv):
         self.same_step = engine.same_step
         self._infos = infos
         self.info_spaces = infos.spaces
+        successor = spaces.zero_successor(signature, infos.spaces)
+        self._build = {"successor": builder(successor)}
+        for key, value in successor.items():
+            self._build[key] = builder(value)
         self._next_seed: int | None = None  # The next `_reset` gives row 0 this seed.
 
     @property
@@ -130,15 +134,12 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.signature.single_action_space, action)
-        arrays, columns, infos = self._engine.step(actions)
-        successor: dict[str, Any] = {"observation": self._observation(arrays)}
-        for name, column in columns.items():
-            successor[name] = spaces.tensor(column, self.signature.device)
+        arrays, infos = self._engine.step(actions)
         if self.info_spaces:
-            done = columns["terminated"] | columns["truncated"]
-            self._infos.read(infos, has_end=bool(done.any()))
-            successor |= self._root_info()
-        return tensordict(successor, self.signature.num_envs)
+            *_, terminated, truncated = arrays
+            self._infos.read(infos, has_end=bool((terminated | truncated).any()))
+            arrays = self._infos.copies() + arrays
+        return self._value("successor", arrays)  # type: ignore[no-any-return]
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         seed = self._next_seed
@@ -148,18 +149,15 @@ class GymnasiumEnv(SimulatorEnv):
         arrays, infos = self._engine.reset(mask.numpy(), seed, options)
         if self.info_spaces:
             self._infos.read(infos)
-        return tensordict({"observation": self._observation(arrays)}, self.signature.num_envs)
+        observation = self._value("observation", arrays)
+        return tensordict({"observation": observation}, self.signature.num_envs)
 
     def _leave_out(self, rows: RowMask) -> None:
         self._engine.leave_out(rows.numpy())
 
-    def _observation(self, arrays: Arrays) -> spaces.Value:
-        signature = self.signature
-        space = signature.single_observation_space
-        rest = iter(arrays)
-        return spaces.build(
-            space, lambda *_: spaces.tensor(next(rest), signature.device), signature.num_envs
-        )
+    def _value(self, name: str, arrays: Arrays) -> Any:
+        tensors = spaces.to_tensors(arrays, self.signature.device)
+        return self._build[name](iter(tensors))
 
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: torch.Tensor | None = None
@@ -184,7 +182,7 @@ class GymnasiumEnv(SimulatorEnv):
     def _root_info(self) -> dict[str, spaces.Value]:
         if not self.info_spaces:
             return {}
-        return {"info": self._infos.values(self.device)}
+        return {"info": self._value("info", self._infos.copies())}
 
     # The envs of the simulator.
 

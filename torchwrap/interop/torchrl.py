@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from tensordict import TensorDict, TensorDictBase
 from torchrl import data as specs
 from torchrl.envs import EnvBase
@@ -157,19 +157,10 @@ class _ZeroEnv(Env):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env.signature)
-        flag: Space[Any] = Box(0, 1, (1,), np.bool_)  # type: ignore[arg-type]
-        values: dict[str, Space[Any]] = {
-            "observation": env.single_observation_space,
-            "reward": spaces.REWARD,
-            "terminated": flag,
-            "truncated": flag,
-        }
-        if env.info_spaces:
-            values["info"] = Dict(dict(env.info_spaces))
-        self.values = Dict(values)
+        self.zeros = spaces.zero_successor(env.signature, env.info_spaces)
 
     def _step(self, action: spaces.Value) -> Any:
-        return spaces.zeros(self.values, self.num_envs, self.device)
+        return self.zeros.clone()
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> Any:
         return self._step(mask.tensor).select("observation")

@@ -96,7 +96,8 @@ class AddRenderObservation(RenderWrapper):
         return self._render(super()._reset(mask, options))
 
     def _render(self, td: TensorDict) -> TensorDict:
-        pixels = spaces.tensor(np.stack(self.env.render()), self.device)
+        frames = np.stack(self.env.render())
+        (pixels,) = spaces.to_tensors([frames], self.device)
         if self.render_only:
             return td.set("observation", pixels)
         observation: Any = td["observation"]
