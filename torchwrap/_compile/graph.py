@@ -18,7 +18,12 @@ from torch.fx import GraphModule
 from torchwrap import spaces
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs, aliased_indices
-from torchwrap._compile.internals import flat_scan_operator, inductor, list_options
+from torchwrap._compile.internals import (
+    flat_scan_operator,
+    inductor,
+    layout_guard,
+    list_options,
+)
 from torchwrap._compile.pure import PureFunction
 from torchwrap._compile.scan import scanned
 from torchwrap._compile.trace import exclusively, fake_inputs, trace, without_generators
@@ -102,15 +107,20 @@ class Graph:
         graphs, buffers = self.inputs.current()
         arguments: list[Tensor] = []
         structure = rows.flatten(values, arguments)
+        program = graphs.get((self, structure))
+        if program is not None and program.fits(*arguments):
+            return program, [*buffers, *arguments]
         key = (self, structure, *map(_KIND, arguments))
         program = graphs.get(key)
         if program is None:
             self.check(*values)
-            program = self._compile(values, [*buffers, *arguments])
-            graphs[key] = program
         # In memory, values can be negated or conjugated.
         resolved = map(Tensor.resolve_neg, map(Tensor.resolve_conj, arguments))
         tensors = [*buffers, *map(Tensor.contiguous, resolved)]
+        if program is None:
+            program = self._compile(values, tensors)
+            graphs[key] = program
+        graphs[self, structure] = program
         return program, tensors
 
     @exclusively()
@@ -137,7 +147,7 @@ class Graph:
             run = Loop(run, len(buffers), num_steps, is_captured)
         elif is_captured:
             run = CudaGraph(run, len(buffers))
-        return Program(run, traced.result)
+        return Program(run, traced.result, layout_guard(tensors[len(buffers) :]))
 
 
 class Program:
@@ -146,11 +156,13 @@ class Program:
     Args:
         run: returns the leaves of the result, in separate memory.
         result: like the results.
+        fits: whether arguments have the layouts that `run` takes, found in C++; a no is no proof.
     """
 
-    def __init__(self, run: Run, result: Nested) -> None:
+    def __init__(self, run: Run, result: Nested, fits: Callable[..., bool]) -> None:
         self.run = run
         self.result = result
+        self.fits = fits
         self.build = rows.builder(result)
 
     def __call__(self, tensors: list[Tensor]) -> Any:
