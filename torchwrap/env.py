@@ -359,10 +359,8 @@ class Env(BatchedModule):
         self, action: Value, state: State, resets: bool = True
     ) -> tuple[TensorDict, Root]:
         # A copy, because a layer may write to it.
-        successor: TensorDict = self._run("_step", action.clone())
-        done = successor["terminated"] | successor["truncated"]
-        successor.set("done", done)
-        observation = spaces.apply(_contiguous_copy, successor["observation"])
+        successor, observation = self._advance(action.clone())
+        done = successor["done"]
         if resets:
             finished = RowMask(done, synchronize=self.host_stepped)
             if finished.any():
@@ -374,6 +372,10 @@ class Env(BatchedModule):
             ended = done if resets else torch.zeros_like(done)
             root |= policy.next_entries(self.signature, state, ended)
         return successor, root
+
+    def _advance(self, action: Value) -> tuple[TensorDict, Value]:
+        """Takes a step of every layer. Returns its successor as `completed`."""
+        return completed(self._run("_step", action))
 
     def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         return self._step_and_reset(action, state, resets=False)
@@ -818,6 +820,12 @@ class Env(BatchedModule):
 
 def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def completed(successor: TensorDict) -> tuple[TensorDict, Value]:
+    """Sets `done` in a successor. Returns it, and a copy of its observation."""
+    successor.set("done", successor["terminated"] | successor["truncated"])
+    return successor, spaces.apply(_contiguous_copy, successor["observation"])
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from helpers import (
     Held,
     OtherVectorEnv,
     assert_no_overlap,
+    assert_plays_the_same,
     assert_same,
     assert_transition_and_masked_reset_are_a_step,
     buffers,
@@ -121,6 +122,20 @@ def test_limit_of_a_transform_matches_that_of_gymnasium(make, engine):
     limited = [lambda maker=maker: gymnasium.wrappers.TimeLimit(maker(), 4) for maker in makers]
     env = tw.TransformedEnv(make(engine, lengths=(3, 9)), T.TimeLimit(4))
     assert check_transitions(env, limited, 17) == 4 * 5
+
+
+@every_engine
+def test_compiled_steps_and_masked_resets_have_the_bits_of_eager_ones(make, engine):
+    envs = []
+    for _ in range(2):
+        base = make(engine, options={"info_keys": ["elapsed"]}, space=BOX)
+        envs.append(tw.TransformedEnv(base, T.RecordEpisodeStatistics(), T.TimeLimit(4)))
+    eager, env = envs
+    tw.compile(env, backend="eager")
+    done = assert_plays_the_same(eager, env, 20)["done"]
+    assert done.any(0).all()
+    mask = torch.tensor([True, False, False, True])
+    assert_same(env.reset(mask=mask), eager.reset(mask=mask))
 
 
 # Resets and seeds.

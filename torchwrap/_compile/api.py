@@ -13,9 +13,9 @@ from torchwrap._compile.graph import Graph, Options, Rollout, Settings
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import without_generators
 from torchwrap._core.errors import refusal
-from torchwrap._core.rows import RowMask
+from torchwrap._core.rows import Nested, RowMask
 from torchwrap.collector import Collector
-from torchwrap.env import Env
+from torchwrap.env import Env, completed
 from torchwrap.policy import State
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
@@ -92,16 +92,14 @@ def compile(
         if not transformed:
             must = f"target must have transforms to compile, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must))
-        transformed.reverse()
-        compiled: list[CompiledTransforms] = []
-        successor = _host_successor(env.unwrapped)
-        for layer in transformed:
-            if compiled:
-                successor = compiled[-1].successor(successor)
-            compiled.append(CompiledTransforms(layer, settings, successor))
-        for layer, transforms in zip(transformed, compiled, strict=True):
-            layer._compiled_step = transforms.step  # type: ignore[assignment]
-            layer._compiled_reset = transforms.reset
+        base = env.unwrapped
+        successor = spaces.zero_successor(base.signature, base.info_spaces)
+        compiled: dict[TransformedEnv, CompiledTransforms] = {}
+        for layer in reversed(transformed):
+            compiled[layer] = CompiledTransforms(layer, settings, successor)
+            successor = compiled[layer].successor
+        for layer, graphs in compiled.items():
+            layer._graphs = graphs
     return target
 
 
@@ -124,31 +122,22 @@ class CompiledStep:
 class CompiledTransforms:
     """Takes the place of a layer's transforms over a simulator on the host.
 
-    `below` is like the successors of the layer below.
+    `below` is like the successors of the layer below, and `successor` like those of this one.
     """
 
     def __init__(self, layer: TransformedEnv, settings: Settings, below: TensorDict) -> None:
         transforms = layer.transforms
         inputs = Inputs(lambda: [transforms])
-        self.step = Graph(without_generators(transforms.step), inputs, settings)
+        self.step = Graph(without_generators(self._step_rows), inputs, settings)
         self._reset = Graph(without_generators(self._reset_rows), inputs, settings)
         self.transforms = transforms
-        num_envs = layer.num_envs
-        space = layer.env.single_observation_space
-        done = torch.zeros(num_envs, 1, dtype=torch.bool, device=layer.device)
-        initial = {"observation": spaces.zeros(space, num_envs, layer.device)}
-        self.step.prepare(below)
-        self._reset.prepare(TensorDict(initial, [num_envs]), done)
-
-    def successor(self, below: TensorDict) -> TensorDict:
-        """Zeros like the successors of this layer."""
         program, _ = self.step.prepare(below)
         fake: Any = program.result
+        self.successor = spaces.apply(_zeros, fake[0])
+        self._reset.prepare(below.select("observation"), below["truncated"])
 
-        def make(_: spaces.Path, leaf: Tensor) -> Tensor:
-            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-
-        return spaces.apply(make, fake)  # type: ignore[no-any-return]
+    def _step_rows(self, td: TensorDict) -> Nested:
+        return completed(self.transforms.step(td))
 
     def reset(self, td: TensorDict, mask: RowMask) -> Any:
         return self._reset(td, mask.column)
@@ -157,15 +146,5 @@ class CompiledTransforms:
         return self.transforms.reset(td, RowMask(done))
 
 
-def _host_successor(env: Env) -> TensorDict:
-    """Zeros like the successors of a simulator on the host."""
-    num_envs = env.num_envs
-    done = torch.zeros(num_envs, 1, dtype=torch.bool, device=env.device)
-    values: Any = {"terminated": done, "truncated": done.clone(), "reward": done.float()}
-    values["observation"] = spaces.zeros(env.single_observation_space, num_envs, env.device)
-    info: Any = {}
-    for name, space in env.info_spaces.items():
-        info[name] = spaces.zeros(space, num_envs, env.device)
-    if info:
-        values["info"] = TensorDict(info, [num_envs])
-    return TensorDict(values, [num_envs])
+def _zeros(_: spaces.Path, leaf: Tensor) -> Tensor:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymnasium import Space
@@ -189,7 +189,7 @@ class TransformedEnv(Wrapper):
     <TimeLimit(max_episode_steps=9)<ScriptedEnv(num_envs=2, device=cpu)>>
     """
 
-    _not_copied = ("_compiled", "_compiled_step", "_compiled_reset")
+    _not_copied = ("_compiled", "_graphs")
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
         if len(transforms) == 1 and isinstance(transforms[0], Compose):
@@ -214,8 +214,7 @@ class TransformedEnv(Wrapper):
         if len(set(keys)) < len(keys):
             must = "stats_key must differ from those of the layers below"
             raise ValueError(refusal("RecordEpisodeStatistics", must, keys))
-        self._compiled_step: Callable[[TensorDict], TensorDict] | None = None
-        self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
+        self._graphs: Any = None  # those of the transforms, over a simulator on the host
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
         for part in parts:
             # A Compose holds no state, so it may be part of several envs.
@@ -225,23 +224,32 @@ class TransformedEnv(Wrapper):
         return None  # `deploy` takes the transforms
 
     def _step(self, action: Value) -> TensorDict:
+        if self._graphs is not None:
+            return self._advance(action)[0]
+        successor = self._step_below(action)
+        return self.transforms.step(successor)
+
+    def _advance(self, action: Value) -> tuple[TensorDict, Value]:
+        if self._graphs is None:
+            return super()._advance(action)
+        successor = self._step_below(action)
+        return self._graphs.step(successor)  # type: ignore[no-any-return]
+
+    def _step_below(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        transforms = self.transforms
-        successor = self.env._run("_step", transforms.action(action))
-        step = self._compiled_step or transforms.step
-        return step(successor)
+        return self.env._run("_step", self.transforms.action(action))  # type: ignore[no-any-return]
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:
             stream.next_episode(mask)
         initial = self.env._run("_reset", mask, options)
-        reset = self._compiled_reset or self.transforms.reset
-        return reset(initial, mask)
+        transforms = self._graphs or self.transforms
+        return transforms.reset(initial, mask)  # type: ignore[no-any-return]
 
     @property
     def is_compiled(self) -> bool:
-        return self._compiled_step is not None or super().is_compiled
+        return self._graphs is not None or super().is_compiled
 
     def _parts(self) -> list[Any]:
         return [self, *reversed(list(self.transforms.flat()))]
