@@ -28,6 +28,7 @@ import torchwrap as tw
 OPTIONS = {
     "cpu": {
         "cpp.use_decompose_tanh": True,  # by exp: takes a third of the time
+        "cpp.vec_isa_ok": True,  # saves probes of g++
         # Loops over kernels in C++ take a tenth less, and compile without optimization, apart from
         # the kernels, and no headers ahead.
         "cpp_wrapper": True,

@@ -88,11 +88,14 @@ class Agent(VectorModule):
         value = self.critic(observation).squeeze(-1)
         return distribution(self.space, self.actor(observation), self.logstd), value
 
-    def act(self, vector: Tensor, observation: Tensor, noise: Tensor) -> Tensor:
+    def act(self, vector: Tensor, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """A random action and its log-probability."""
         policy, _ = self.apply_vector(vector, observation)
         if isinstance(self.space, Box):
-            return policy.mean + policy.stddev * noise
-        return largest(self.space, policy.probs / noise)
+            action = policy.mean + policy.stddev * noise
+        else:
+            action = largest(self.space, policy.probs / noise)
+        return action, policy.log_prob(action)
 
 
 def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
@@ -100,27 +103,27 @@ def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
     return_key = T.RecordEpisodeStatistics.of(pure.env)[0].keys["return"]
 
     def env_step(state: TensorDict, params: Tensor, noise: Tensor) -> tuple[TensorDict, Tensors]:
-        observation = state["observation"]
-        action = agent.act(params, observation, noise)
+        kept = {"observation": state["observation"]}
+        action, kept["logprob"] = agent.act(params, kept["observation"], noise)
         state, transition, _ = pure.step(state, action)
         successor = transition["next"]
-        kept = {"observation": observation, "action": action, "successor": successor["observation"]}
+        kept |= {"action": action, "successor": successor["observation"]}
         kept["return"] = successor[return_key].squeeze(-1)
         for key in ("reward", "terminated", "done"):
             kept[key] = successor[key].squeeze(-1)
         return state, kept
 
     def make_deltas(params: Tensor, rollout: Tensors, hyper: Tensors) -> Tensors:
-        policy, value = agent.apply_vector(params, rollout["observation"])
-        # Where an episode ended, this is the final observation: a truncated one is bootstrapped
-        # from it. A terminated one may be NaN, and NaN * 0 is NaN.
-        _, next_value = agent.apply_vector(params, rollout["successor"])
+        both = torch.stack([rollout["observation"], rollout["successor"]])
+        _, values = agent.apply_vector(params, both)
+        # Where an episode ended, the successor is the final observation: a truncated one is
+        # bootstrapped from it. A terminated one may be NaN, and NaN * 0 is NaN.
+        value, next_value = values
         next_value = torch.where(rollout["terminated"], 0, next_value)
         return {
             "delta": rollout["reward"] + hyper["gamma"] * next_value - value,
             "decay": hyper["gamma"] * hyper["gae_lambda"] * ~rollout["done"],
             "value": value,
-            "logprob": policy.log_prob(rollout["action"]),
         }
 
     def gae_step(ahead: Tensor, x: Tensors) -> tuple[Tensor, Tensor]:
@@ -154,8 +157,8 @@ def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
         deltas = grid.vmap(make_deltas, (0, 1, 0), 1)(params, rollout, hyper)
         ahead = torch.zeros_like(deltas["delta"][0])
         _, advantage = tw.scan(gae_step, ahead, deltas, reverse=True)
-        batch = {"advantage": advantage, "value": deltas["value"], "logprob": deltas["logprob"]}
-        batch |= {"observation": rollout["observation"], "action": rollout["action"]}
+        batch = {name: rollout[name] for name in ("observation", "action", "logprob")}
+        batch |= {"advantage": advantage, "value": deltas["value"]}
         flatten = lambda batch: {k: x.flatten(0, 1) for k, x in batch.items()}  # noqa: E731
         batch = grid.vmap(flatten, 1)(batch)
         update = grid.vmap(update_step)

@@ -45,7 +45,7 @@ def by_ppo(args, env, agent, noise, rows):
     """The parameters after an iteration, with the functions of ppo.py and PyTorch's Adam."""
     noises = iter(noise)
     vector = agent.vector()
-    policy = lambda td: td.set("action", agent.act(vector, td["observation"], next(noises)))  # noqa: E731
+    policy = lambda td: agent.act(vector, td["observation"], next(noises))[0]  # noqa: E731
     data = tw.Collector(env, policy, args.num_steps)()
     flags = ppo.Args(gamma=args.gamma[0], gae_lambda=args.gae_lambda[0], clip_vloss=False)
     flags.ent_coef = args.ent_coef[0]
