@@ -94,8 +94,8 @@ class Args(Flags):
     """number of env steps per gradient step"""
 
 
-def make_env(args: Args, num_envs: int) -> tw.Env:
-    env = tw.make(args.env_id, num_envs, device=args.device)
+def make_env(args: Any, num_envs: int, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
+    env = make(args.env_id, num_envs, device=args.device)
     space = env.single_action_space
     if not isinstance(space, Discrete):
         fault = f"env must have Discrete actions, got {one_line(space)}"

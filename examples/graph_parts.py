@@ -18,12 +18,15 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from ppo import Flags
+from ppo_parts import NormalizeReward
+from tensordict import TensorDict
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm import tqdm
 
 import torchwrap as tw
+from torchwrap import transforms as T
 
 OPTIONS = {
     "cpu": {
@@ -144,6 +147,43 @@ def adam_step(adam: Tensors, grad: Tensor, learning_rate: Tensor, max_grad_norm:
     direction = mean / (1 - 0.9**count) / ((square / (1 - 0.999**count)).sqrt() + 1e-5)
     params = adam["params"] - learning_rate * direction
     return {"params": params, "mean": mean, "square": square, "count": count}
+
+
+def recorded_step(pure: Any) -> Callable[..., tuple[TensorDict, Tensors]]:
+    """A function of a state and actions: the next state, and what an update reads of the step."""
+    return_key = T.RecordEpisodeStatistics.of(pure.env)[0].keys["return"]
+
+    def step(state: TensorDict, action: Any) -> tuple[TensorDict, Tensors]:
+        state, transition, _ = pure.step(state, action)
+        successor = transition["next"]
+        kept = {key: transition[key] for key in ("observation", "action")}
+        kept["successor"] = successor["observation"]
+        kept["return"] = successor[return_key].squeeze(-1)
+        for key in ("reward", "terminated", "done"):
+            kept[key] = successor[key].squeeze(-1)
+        return state, kept
+
+    return step
+
+
+def mean_return(rollout: Tensors) -> Tensor:
+    """By training, of the episodes that end in a rollout; NaN if none does."""
+    returns = torch.where(rollout["done"], rollout["return"], torch.nan)
+    return returns.nanmean((0, -1))
+
+
+def new_trainings(grid: Grid, pure: Any, make: Callable) -> tuple[Any, Tensors]:
+    """An agent that `make` returns, and the states of the trainings, each with its own."""
+    states = []
+    for training in grid.trainings.values():
+        torch.manual_seed(training["seed"])
+        agent = make().to(pure.env.device)
+        for module in pure.env.modules():
+            if isinstance(module, NormalizeReward):
+                module.gamma.fill_(training["gamma"])
+        adam = new_adam(agent.vector())
+        states.append({"env": pure.init(training["seed"])[0], "adam": adam})
+    return agent, grid.stack(states)
 
 
 def compiled(iteration: Callable[..., Any], args: GraphFlags) -> Callable[..., Any]:

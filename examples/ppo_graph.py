@@ -20,7 +20,18 @@ from typing import Any
 
 import torch
 import tyro
-from graph_parts import GraphFlags, Grid, Run, Tensors, VectorModule, adam_step, compiled, new_adam
+from graph_parts import (
+    GraphFlags,
+    Grid,
+    Run,
+    Tensors,
+    VectorModule,
+    adam_step,
+    compiled,
+    mean_return,
+    new_trainings,
+    recorded_step,
+)
 from gymnasium.spaces import Box, flatdim
 from ppo_parts import (
     ImageNetwork,
@@ -89,99 +100,106 @@ class Agent(VectorModule):
         return distribution(self.space, self.actor(observation), self.logstd), value
 
     def act(self, vector: Tensor, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """A random action and its log-probability."""
         policy, _ = self.apply_vector(vector, observation)
-        if isinstance(self.space, Box):
-            action = policy.mean + policy.stddev * noise
-        else:
-            action = largest(self.space, policy.probs / noise)
-        return action, policy.log_prob(action)
+        return choose(self.space, policy, noise)
+
+
+def choose(space: Any, policy: Distribution, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """A random action and its log-probability."""
+    if isinstance(space, Box):
+        action = policy.mean + policy.stddev * noise
+    else:
+        action = largest(space, policy.probs / noise)
+    return action, policy.log_prob(action)
+
+
+def make_deltas(rollout: Tensors, value: Tensor, next_value: Tensor, hyper: Tensors) -> Tensors:
+    # Where an episode ended, it is of the final observation: a truncated one is bootstrapped from
+    # it. A terminated one may be NaN, and NaN * 0 is NaN.
+    next_value = torch.where(rollout["terminated"], 0, next_value)
+    return {
+        "delta": rollout["reward"] + hyper["gamma"] * next_value - value,
+        "decay": hyper["gamma"] * hyper["gae_lambda"] * ~rollout["done"],
+        "value": value,
+    }
+
+
+def estimate_advantages(deltas: Tensors) -> Tensor:
+    def step(ahead: Tensor, x: Tensors) -> tuple[Tensor, Tensor]:
+        advantage = x["delta"] + torch.where(x["decay"] > 0, x["decay"] * ahead, 0)
+        return advantage, advantage
+
+    last = torch.zeros_like(deltas["delta"][0])
+    return tw.scan(step, last, deltas, reverse=True)[1]
+
+
+def ppo_loss(policy: Distribution, value: Tensor, mb: Tensors, hyper: Tensors) -> Tensor:
+    mean = lambda values: (mb["weight"] * values).sum()  # noqa: E731
+    ratio = (policy.log_prob(mb["action"]) - mb["logprob"]).exp()
+    advantage = mb["advantage"] - mean(mb["advantage"])
+    advantage = advantage / (mean(advantage.square()).sqrt() + 1e-8)
+    clipped = ratio.clamp(1 - hyper["clip_coef"], 1 + hyper["clip_coef"])
+    pg_loss = -mean(torch.minimum(advantage * ratio, advantage * clipped))
+    v_loss = 0.5 * mean((value - mb["value"] - mb["advantage"]).square())
+    return pg_loss + hyper["vf_coef"] * v_loss - hyper["ent_coef"] * mean(policy.entropy())
 
 
 def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
     """A pure function of the state of the trainings. The functions in it are those of one."""
-    return_key = T.RecordEpisodeStatistics.of(pure.env)[0].keys["return"]
+    step = recorded_step(pure)
 
     def env_step(state: TensorDict, params: Tensor, noise: Tensor) -> tuple[TensorDict, Tensors]:
-        kept = {"observation": state["observation"]}
-        action, kept["logprob"] = agent.act(params, kept["observation"], noise)
-        state, transition, _ = pure.step(state, action)
-        successor = transition["next"]
-        kept |= {"action": action, "successor": successor["observation"]}
-        kept["return"] = successor[return_key].squeeze(-1)
-        for key in ("reward", "terminated", "done"):
-            kept[key] = successor[key].squeeze(-1)
-        return state, kept
+        action, logprob = agent.act(params, state["observation"], noise)
+        state, kept = step(state, action)
+        return state, {**kept, "logprob": logprob}
 
-    def make_deltas(params: Tensor, rollout: Tensors, hyper: Tensors) -> Tensors:
+    def evaluate(params: Tensor, rollout: Tensors, hyper: Tensors) -> Tensors:
         both = torch.stack([rollout["observation"], rollout["successor"]])
         _, values = agent.apply_vector(params, both)
-        # Where an episode ended, the successor is the final observation: a truncated one is
-        # bootstrapped from it. A terminated one may be NaN, and NaN * 0 is NaN.
-        value, next_value = values
-        next_value = torch.where(rollout["terminated"], 0, next_value)
-        return {
-            "delta": rollout["reward"] + hyper["gamma"] * next_value - value,
-            "decay": hyper["gamma"] * hyper["gae_lambda"] * ~rollout["done"],
-            "value": value,
-        }
+        return make_deltas(rollout, *values, hyper)
 
-    def gae_step(ahead: Tensor, x: Tensors) -> tuple[Tensor, Tensor]:
-        advantage = x["delta"] + torch.where(x["decay"] > 0, x["decay"] * ahead, 0)
-        return advantage, advantage
-
-    def ppo_loss(params: Tensor, mb: Tensors, hyper: Tensors) -> Tensor:
-        mean = lambda values: (mb["weight"] * values).sum()  # noqa: E731
-        policy, value = agent.apply_vector(params, mb["observation"])
-        ratio = (policy.log_prob(mb["action"]) - mb["logprob"]).exp()
-        advantage = mb["advantage"] - mean(mb["advantage"])
-        advantage = advantage / (mean(advantage.square()).sqrt() + 1e-8)
-        clipped = ratio.clamp(1 - hyper["clip_coef"], 1 + hyper["clip_coef"])
-        pg_loss = -mean(torch.minimum(advantage * ratio, advantage * clipped))
-        v_loss = 0.5 * mean((value - mb["value"] - mb["advantage"]).square())
-        return pg_loss + hyper["vf_coef"] * v_loss - hyper["ent_coef"] * mean(policy.entropy())
+    def loss(params: Tensor, mb: Tensors, hyper: Tensors) -> Tensor:
+        return ppo_loss(*agent.apply_vector(params, mb["observation"]), mb, hyper)
 
     def update_step(adam: Tensors, rows: Tensor, batch: Tensors, hyper: Tensors) -> Any:
         minibatch = {name: value[rows] for name, value in batch.items()}
         is_row = rows >= 0  # the last minibatch may be smaller
         minibatch["weight"] = is_row / is_row.sum()
-        grad, loss = grad_and_value(ppo_loss)(adam["params"], minibatch, hyper)
-        return adam_step(adam, grad, hyper["learning_rate"], hyper["max_grad_norm"]), loss
+        grad, value = grad_and_value(loss)(adam["params"], minibatch, hyper)
+        return adam_step(adam, grad, hyper["learning_rate"], hyper["max_grad_norm"]), value
 
     def iteration(state: Tensors, hyper: Tensors, progress: Tensor, noise: Tensor, rows: Tensor):
         """Several trainings are the first dimension, or the one after the steps."""
         hyper = {**hyper, "learning_rate": hyper["learning_rate"] * (1 - progress)}
         params = state["adam"]["params"]
-        step = grid.vmap(env_step)
-        env, rollout = tw.scan(lambda carry, x: step(carry, params, x), state["env"], noise)
-        deltas = grid.vmap(make_deltas, (0, 1, 0), 1)(params, rollout, hyper)
-        ahead = torch.zeros_like(deltas["delta"][0])
-        _, advantage = tw.scan(gae_step, ahead, deltas, reverse=True)
+        act = grid.vmap(env_step)
+        env, rollout = tw.scan(lambda carry, x: act(carry, params, x), state["env"], noise)
+        deltas = grid.vmap(evaluate, (0, 1, 0), 1)(params, rollout, hyper)
         batch = {name: rollout[name] for name in ("observation", "action", "logprob")}
-        batch |= {"advantage": advantage, "value": deltas["value"]}
+        batch |= {"advantage": estimate_advantages(deltas), "value": deltas["value"]}
         flatten = lambda batch: {k: x.flatten(0, 1) for k, x in batch.items()}  # noqa: E731
         batch = grid.vmap(flatten, 1)(batch)
         update = grid.vmap(update_step)
-        adam, loss = tw.scan(lambda carry, x: update(carry, x, batch, hyper), state["adam"], rows)
-        returns = torch.where(rollout["done"], rollout["return"], torch.nan)
-        figures = {"loss": loss.mean(0), "return": returns.nanmean((0, -1))}
+        adam, losses = tw.scan(lambda carry, x: update(carry, x, batch, hyper), state["adam"], rows)
+        figures = {"loss": losses.mean(0), "return": mean_return(rollout)}
         return {"env": env, "adam": adam}, figures
 
     return iteration
 
 
-def draw(args: Args, agent: Agent, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The random numbers of an iteration: for actions, and rows `(minibatches, size)`."""
-    device = generator.device
-    noise = torch.empty(args.num_steps, args.num_envs, agent.width, device=device)
+def draw_noise(args: Args, agent: Any, generator: torch.Generator) -> Tensor:
+    """The random numbers of the actions."""
+    noise = torch.empty(args.num_steps, args.num_envs, agent.width, device=generator.device)
     is_box = isinstance(agent.space, Box)
-    noise = (noise.normal_ if is_box else noise.exponential_)(generator=generator)
-    batch_size = args.num_steps * args.num_envs
-    sizes = args.update_epochs, batch_size
-    order = torch.rand(sizes, generator=generator, device=device).argsort(1)
-    size = -(-batch_size // args.num_minibatches)
-    rows = nn.functional.pad(order, (0, -batch_size % size), value=-1)
-    return noise, rows.view(-1, size)
+    return (noise.normal_ if is_box else noise.exponential_)(generator=generator)
+
+
+def draw_rows(args: Args, count: int, generator: torch.Generator) -> Tensor:
+    """Indices below `count` of the minibatches of all epochs; -1 fills the last ones up."""
+    sizes = args.update_epochs, count
+    order = torch.rand(sizes, generator=generator, device=generator.device).argsort(1)
+    size = -(-count // args.num_minibatches)
+    return nn.functional.pad(order, (0, -count % size), value=-1).view(-1, size)
 
 
 def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.Env, Agent, Callable]:
@@ -189,16 +207,13 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
     grid = Grid(args)
     env = make_env(args, make)
     pure = tw.pure(env)
-    states = []
-    for training in grid.trainings.values():
-        torch.manual_seed(training["seed"])
-        agent = Agent(env).to(args.device)
-        if args.normalize_reward:
-            env.transforms[-2].gamma.fill_(training["gamma"])
-        adam = new_adam(agent.vector())
-        states.append({"env": pure.init(training["seed"])[0], "adam": adam})
-    run = Run(args, grid, grid.stack(states), lambda generator: draw(args, agent, generator))
-    return run, env, agent, make_iteration(grid, pure, agent)
+    agent, state = new_trainings(grid, pure, lambda: Agent(env))
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        noise = draw_noise(args, agent, generator)
+        return noise, draw_rows(args, args.num_steps * args.num_envs, generator)
+
+    return Run(args, grid, state, draw), env, agent, make_iteration(grid, pure, agent)
 
 
 def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:

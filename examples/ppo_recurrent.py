@@ -142,7 +142,7 @@ def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     logprob = agent.get_distribution(hidden).log_prob(mb["action"])
     ratio = (logprob - mb["logprob"]).exp()
     advantage = mb["advantage"] - mb["advantage"].mean()
-    advantage = advantage / (mb["advantage"].std() + 1e-8)
+    advantage = advantage / (advantage.std(correction=0) + 1e-8)
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     value_loss = (agent.critic(hidden).squeeze(-1) - mb["ret"]).square().mean()
     return 0.25 * value_loss - torch.min(advantage * ratio, advantage * clipped).mean()
