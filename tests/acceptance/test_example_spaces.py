@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import dqn
+import dqn_graph
 import gymnasium
 import numpy as np
 import ppo
 import ppo_graph
 import ppo_recurrent
+import ppo_recurrent_graph
 import pytest
 import sac
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
@@ -19,9 +21,12 @@ from torchwrap.testing import ScriptedEnv
 
 PPO = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
 OFF_POLICY = {"num_envs": 4, "learning_starts": 32}
+GRAPH = {"backend": "none", "eval_episodes": 4}
 SMALL = {
     ppo: {"normalize": True, **PPO},
-    ppo_graph: {"backend": "none", "eval_episodes": 4, **PPO},
+    ppo_graph: {**GRAPH, **PPO},
+    ppo_recurrent_graph: {**GRAPH, **PPO},
+    dqn_graph: {**GRAPH, **OFF_POLICY},
     ppo_recurrent: PPO,
     dqn: OFF_POLICY,
     sac: OFF_POLICY,
@@ -62,7 +67,7 @@ def train(registry, tmp_path):
         small = SMALL[script] | {"total_timesteps": 64, **flags}
         if script is not ppo_recurrent:
             small["out"] = str(tmp_path)
-        made = [make] if script is ppo_graph else []
+        made = [make] if "backend" in small else []
         script.main(script.Args(env_id="Fixed-v0", **small), *made)
 
     return train
@@ -82,7 +87,8 @@ CHOICES = {
     "bits": MultiBinary((2, 2)),
 }
 TAKEN = {script: DISCRETE | BOXES | CHOICES for script in (ppo, ppo_graph, ppo_recurrent)}
-TAKEN |= {dqn: DISCRETE, sac: BOXES}
+TAKEN[ppo_recurrent_graph] = DISCRETE | BOXES | CHOICES
+TAKEN |= {dqn: DISCRETE, dqn_graph: DISCRETE, sac: BOXES}
 QUICK = {"ppo-from 2", "ppo-float64", "ppo-choices", "dqn-int8", "sac-scalar"}
 CASES = {}
 for script, taken in TAKEN.items():

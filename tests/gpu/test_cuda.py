@@ -9,9 +9,11 @@ import functools
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import dqn_graph
 import graph_parts
 import ppo
 import ppo_graph
+import ppo_recurrent_graph
 import pytest
 import torch
 from catalogue import (
@@ -321,14 +323,21 @@ def test_captured_minibatches_train_as_others(on, captures):
     assert len(captures) == 1
 
 
+PPO = dict(num_minibatches=2, update_epochs=2, normalize_reward=True)
+TRAININGS = {
+    ppo_graph: PPO,
+    ppo_recurrent_graph: PPO,
+    dqn_graph: dict(buffer_size=80, batch_size=8, learning_starts=64),
+}
+
+
 @pytest.mark.full
-def test_captured_training_equals_one_that_is_not(on, captures, tmp_path):
-    """Iterations of examples/ppo_graph.py; the first two run before the capture."""
-    sizes = dict(num_envs=4, num_steps=8, num_minibatches=2, update_epochs=2)
-    args = ppo_graph.Args(
-        out=tmp_path, seeds=(1, 2), device=on.name, normalize_reward=True, **sizes
-    )
-    run, _, _, iteration = ppo_graph.start(args)
+@pytest.mark.parametrize("script", TRAININGS, ids=lambda script: script.__name__)
+def test_captured_training_equals_one_that_is_not(script, on, captures, tmp_path):
+    """Iterations of an example; the first two run before the capture."""
+    sizes = dict(num_envs=4, num_steps=8, **TRAININGS[script])
+    args = script.Args(out=tmp_path, seeds=(1, 2), device=on.name, **sizes)
+    run, _, _, iteration = script.start(args)
     backend = "none" if on.is_simulated else on.backend
     how = SimpleNamespace(device="cuda", backend=backend)
     hyper = run.grid.hyper(args)

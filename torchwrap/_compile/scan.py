@@ -33,7 +33,8 @@ def scan(
     steps. Otherwise, and before PyTorch 2.11, it is a Python loop. In `torch.vmap` it cannot be
     compiled: map the function, as `scan(torch.vmap(function), carry, xs)`. The function gets copies
     and may write to them. Gradients flow, but not through steps of envs: around a compiled scan
-    over those, `torch.no_grad()` is needed if the function also reads parameters.
+    over those, `torch.no_grad()` is needed if the function also reads parameters. PyTorch 2.13
+    compiles `torch.autograd.grad` of a scan, outside of others, and no `torch.func.grad`.
 
     Args:
         function: takes the carry and a slice of `xs`. Returns the next carry, of the same
