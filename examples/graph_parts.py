@@ -7,6 +7,7 @@ hyperparameters. `torch.vmap` maps the functions of a training over the grid.
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import json
 import time
@@ -41,6 +42,8 @@ OPTIONS = {
     },
     "cuda": {"score_fusion_memory_threshold": 256},  # for Triton before 3.8 (its issue 8257)
 }
+# Graphs with a scan are kept on disk, too.
+CACHED = {"torch.ops.higher_order.scan": torch.__version__}
 
 Tensors = dict[str, Any]
 
@@ -124,12 +127,12 @@ class VectorModule(nn.Module):
     """A module that is also a function of a vector of all its parameters."""
 
     def vector(self) -> Tensor:
+        self.shapes = {name: value.shape for name, value in self.named_parameters()}
         return nn.utils.parameters_to_vector(self.parameters()).detach()
 
     def apply_vector(self, vector: Tensor, *inputs: Tensor) -> Any:
-        shapes = {name: value.shape for name, value in self.named_parameters()}
-        parts = vector.split([shape.numel() for shape in shapes.values()])
-        params = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts)}
+        parts = vector.split([shape.numel() for shape in self.shapes.values()])
+        params = {name: part.view(self.shapes[name]) for name, part in zip(self.shapes, parts)}
         return functional_call(self, params, inputs)
 
 
@@ -190,9 +193,14 @@ def compiled(iteration: Callable[..., Any], args: GraphFlags) -> Callable[..., A
     """An iteration as one graph; on a GPU, also as one launch."""
     device = torch.device(args.device).type
     if args.backend != "none":
-        options = OPTIONS[device] if args.backend == "inductor" else None
+        options = None
+        if args.backend == "inductor":
+            options = {**OPTIONS[device], "unsafe_marked_cacheable_functions": CACHED}
+            known = torch._inductor.list_options()
+            options = {name: value for name, value in options.items() if name in known}
         # Inductor fails on some scans with symbolic sizes, as those of another grid would be.
         whole = dict(fullgraph=True, dynamic=False, backend=args.backend, options=options)
+        gc.set_threshold(100_000)  # else collections are a tenth of compiling
         iteration = torch.compile(iteration, **whole)
     return CudaGraphModule(iteration, warmup=3) if device == "cuda" else iteration
 
