@@ -1,4 +1,4 @@
-"""examples/ppo.py, ppo_atari.py, custom_env.py and grid_world.py."""
+"""examples/ppo.py, ppo_atari.py and custom_env.py."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ import sys
 from types import SimpleNamespace
 
 import custom_env
-import grid_world
 import ppo
 import ppo_atari
 import ppo_output
@@ -20,7 +19,6 @@ from tensordict import TensorDict
 from torch.distributions import Categorical
 
 import torchwrap as tw
-from torchwrap.testing import check_env
 
 METRICS = """
     env_id backend num_envs device seed env_steps wall_seconds
@@ -338,13 +336,3 @@ def test_ppo_takes_an_own_env_and_its_metrics(tmp_path, monkeypatch, registry):
     args = tyro.cli(ppo.Args, args=[*sizes.split(), *own.split(), str(tmp_path)])
     assert 0 <= ppo.main(args)["final_mean_is_success"] <= 1
     assert list(scalars(tmp_path)["charts/is_success"]) == [64, 128]
-
-
-@pytest.mark.long
-@pytest.mark.full
-def test_grid_world_keeps_the_contract():
-    def make(num_envs, **arguments):
-        func_env = grid_world.KeyAndDoor()
-        return tw.FunctionalEnv(func_env, num_envs, max_episode_steps=9, **arguments)
-
-    check_env(make)

@@ -1,4 +1,4 @@
-"""The scripts that users of five kinds would write first, each in a short form."""
+"""The scripts that users of four kinds would write first, each in a short form."""
 
 import json
 import math
@@ -38,21 +38,6 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path, capsys):
     (tmp_path / "rl_model_vecnormalize_512_steps.pkl").unlink()
     assert script.main(args)["env_steps"] == 768
     assert "continues from 256 steps" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL raises some when it is imported
-def test_torchrl_replay_trains_with_torchrls_collector_and_loss():
-    pytest.importorskip("torchrl")
-    script = load_example("torchrl_replay")
-    short = dict(
-        num_envs=8,
-        total_frames=1_024,
-        learning_starts=256,
-        updates_per_collection=4,
-        num_eval_episodes=4,
-    )
-    result = script.main(script.Args(**short))
-    assert result["frames"] == 1_024 and 8 < result["mean_return"] <= 500
 
 
 @pytest.fixture(scope="module")
