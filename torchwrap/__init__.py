@@ -42,7 +42,7 @@ from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.transform import Compose, Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Collector",

@@ -804,6 +804,8 @@ class Env(BatchedModule):
             fault = f"snapshot must be one of the same env; only one of the two has {others}"
             raise ValueError(refusal(owner, fault))
         for key, leaf in expected.items():
+            if str(key[-1]).endswith((".records", ".synced")):
+                found[key] = given[key] = _layout_of_today(found[key], leaf, self.num_envs)
             needed = validation.described(leaf)
             got = validation.described(found[key])
             if got != needed:
@@ -816,6 +818,15 @@ class Env(BatchedModule):
                     must = f"{prefix}.{name} must be in [{least}, {most}]"
                     raise ValueError(refusal(owner, must, value))
         return given
+
+
+def _layout_of_today(value: Tensor, leaf: Tensor, num_envs: int) -> Tensor:
+    """Records and statistics as snapshots of 0.2.0 have them, in the layout of a buffer."""
+    if value.dim() != 2 or leaf.dim() < 2:
+        return value
+    if value.shape == leaf.flatten(1).shape:
+        return value.reshape(leaf.shape)
+    return value[: len(leaf)] if len(value) == len(leaf) + num_envs - 1 else value
 
 
 def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.errors import refusal
 
+_MOVED = {  # since 0.2.0
+    "torchwrap.transforms.action:StickyAction": "torchwrap.transforms.history:StickyAction",
+    "torchwrap.transforms.policy_state:PolicyState": "torchwrap.policy:PolicyState",
+}
+
 
 def replace(spec: EnvSpec, **changes: Any) -> EnvSpec:
     """A copy of a spec with some fields changed."""
@@ -100,7 +105,8 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
     """
     if isinstance(spec, Mapping):  # read from JSON
         spec = WrapperSpec(**spec)
-    module, _, path = str(spec.entry_point).partition(":")
+    entry_point = str(spec.entry_point)
+    module, _, path = _MOVED.get(entry_point, entry_point).partition(":")
     kind: Any = sys.modules.get(module)
     for name in path.split("."):
         kind = inspect.getattr_static(kind, name, None)  # runs no code of modules or classes
