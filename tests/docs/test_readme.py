@@ -81,7 +81,7 @@ def test_the_two_commands_name_the_torch_version():
 
 
 def test_the_lowest_version_of_torch_is_named():
-    (lowest,) = matches(r"^    torch>=(\S+)$", (ROOT / "setup.cfg").read_text())
+    (lowest,) = matches(r"^\s+torch>=(\S+)$", (ROOT / "setup.cfg").read_text())
     assert f"torch {lowest}" in README
 
 
