@@ -55,7 +55,7 @@ class FunctionalEnv(Env):
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
     | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
-    | `curriculum(state, rng, params)`, optional | some of the `params`, for the next episode |
+    | `curriculum(state, rng, params)`, optional, experimental | `params` for the next episode |
     | `transition_info(state, action, next_state)`, optional | a dict of tensors by name |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 

@@ -280,6 +280,8 @@ _DECOMPOSITIONS: Any = {
 def pure(env: Env) -> PureEnv:
     """An env and its transforms as functions of their state, without side effects.
 
+    Experimental: it may change in every minor version.
+
     `init(seed)` returns a state and a root, as do `reset(state, mask)` and, with the transition
     between them, `step(state, action)`. A state is what `Env.snapshot` returns, so `Env.restore`
     takes it, and `step` and `reset` take a snapshot. The functions work in

@@ -29,6 +29,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """A loop over the first dimension of `xs`, as `jax.lax.scan`.
 
+    Experimental: it may change in every minor version.
+
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
     steps. Otherwise, and before PyTorch 2.11, it is a Python loop. In `torch.vmap` it cannot be
     compiled: map the function, as `scan(torch.vmap(function), carry, xs)`. The function gets copies
