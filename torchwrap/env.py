@@ -820,7 +820,7 @@ class Env(BatchedModule):
         return given
 
 
-def _layout_of_today(value: Tensor, leaf: Tensor, num_envs: int) -> Tensor:
+def _layout_of_today(value: Any, leaf: Any, num_envs: int) -> Any:
     """Records and statistics as snapshots of 0.2.0 have them, in the layout of a buffer."""
     if value.dim() != 2 or leaf.dim() < 2:
         return value
