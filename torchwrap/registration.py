@@ -136,7 +136,8 @@ def make(
             process per env).
         info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`. EnvPool
             and ALE take `info_keys`.
-        params: for ids of `register`: what differs between envs, as for `FunctionalEnv`.
+        params: what differs between envs, as for `FunctionalEnv`: for ids of `register`, and the
+            physics of CartPole and Pendulum.
         kwargs: passed to the env's constructor. EnvPool's envs are seeded by `seed`.
 
     >>> make("CartPole-v1", num_envs=4)
@@ -225,7 +226,10 @@ def _make_torch(
         must = f"id must be in {sorted({*NATIVE, *_REGISTERED})} for backend='torch'"
         raise ValueError(refusal("make", must, id))
     if params is not None and spec.id not in _REGISTERED:
-        raise ValueError(refusal("make", "params must come with an id of register", id))
+        names = NATIVE[id].parameters
+        unknown = sorted(params.keys() - {*names})
+        if unknown:
+            raise ValueError(refusal("make", f"params of {id} must be of {names}", unknown))
     with _arguments_of(f"{id} in torch"):
         functions = func_env(**kwargs)
     return FunctionalEnv(

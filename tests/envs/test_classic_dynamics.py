@@ -100,6 +100,48 @@ def test_step_from_any_state_matches_gymnasium(id, kwargs, dtype):
     assert reward.dtype == observation.dtype == np.float32
 
 
+PHYSICS = {  # params, and Gymnasium's attributes for those of one env
+    "CartPole-v1": (
+        {"gravity": 9.0, "cart_mass": 1.5, "pole_mass": 0.2, "half_length": 0.7, "force": 8.0},
+        lambda g, cart, pole, length, force: {
+            "gravity": g,
+            "total_mass": cart + pole,
+            "masspole": pole,
+            "length": length,
+            "polemass_length": pole * length,
+            "force_mag": force,
+        },
+    ),
+    "Pendulum-v1": (
+        {"g": 9.0, "mass": 1.5, "length": 0.8},
+        lambda g, mass, length: {"g": g, "m": mass, "l": length},
+    ),
+}
+
+
+@pytest.mark.parametrize("id", PHYSICS)
+def test_params_give_each_env_the_physics_of_a_gymnasium_env(id):
+    random = np.random.default_rng(3)
+    standard, attributes = PHYSICS[id]
+    states = sample_states(ANYWHERE[id], 4, random)
+    actions = [choose_action(id, 0, random, None) for _ in states]
+    values = {name: value * random.uniform(0.8, 1.2, 4) for name, value in standard.items()}
+    columns = {name: torch.from_numpy(value) for name, value in values.items()}
+    env = tw.make(id, 4, dtype=torch.float64, params=columns)
+    env.reset(seed=0)
+    inject(env, states)
+    _, after = step_all(env, actions)
+    for row, action in enumerate(actions):
+        single = make_gymnasium(id)
+        own = attributes(*(value[row] for value in values.values()))
+        for name, value in own.items():
+            assert hasattr(single.unwrapped, name)
+            setattr(single.unwrapped, name, value)
+        single.unwrapped.state = states[row]
+        single.step(action)
+        np.testing.assert_allclose(after[row], single.unwrapped.state, rtol=0, atol=1e-12)
+
+
 # CartPole.
 
 

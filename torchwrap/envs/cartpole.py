@@ -28,7 +28,8 @@ class CartPole(ClassicControl):
 
     Shape: observations `(num_envs, 4)` float32 (x, x_dot, theta, theta_dot, in metres, radians and
     seconds), actions `(num_envs,)` int64. The reset options `low` and `high` bound all four
-    components of the initial state.
+    components of the initial state. `make(id, num_envs, params=...)` takes `gravity`, `cart_mass`,
+    `pole_mass`, `half_length` and `force` of each env, `(num_envs,)`.
 
     >>> import torchwrap as tw
     >>> tw.make("CartPole-v1", num_envs=2, sutton_barto_reward=True)
@@ -45,6 +46,7 @@ class CartPole(ClassicControl):
     theta_limit = 12 * 2 * math.pi / 360
 
     renderer = CartPoleEnv
+    parameters = ("gravity", "cart_mass", "pole_mass", "half_length", "force")
     fields = ("x", "x_dot", "theta", "theta_dot")
     action_space = spaces.Discrete(2)
 
@@ -76,15 +78,18 @@ class CartPole(ClassicControl):
         theta = state["theta"]
         x_dot = state["x_dot"]
         theta_dot = state["theta_dot"]
-        total_mass = self.pole_mass + self.cart_mass
-        pole_moment = self.pole_mass * self.half_length
-        force = action.to(self.dtype) * (2 * self.force) - self.force
+        pole_mass = self.constant("pole_mass", params)
+        half_length = self.constant("half_length", params)
+        strength = self.constant("force", params)
+        total_mass = pole_mass + self.constant("cart_mass", params)
+        pole_moment = pole_mass * half_length
+        force = action.to(self.dtype) * (2 * strength) - strength
         cos = torch.cos(theta)
         sin = torch.sin(theta)
         centrifugal = pole_moment * (theta_dot * theta_dot) * sin
         push = (force + centrifugal) / total_mass
-        inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * (cos * cos) / total_mass)
-        theta_acc = (self.gravity * sin - cos * push) / inertia
+        inertia = half_length * (4.0 / 3.0 - pole_mass * (cos * cos) / total_mass)
+        theta_acc = (self.constant("gravity", params) * sin - cos * push) / inertia
         x_acc = push - pole_moment * theta_acc * cos / total_mass
         return {  # explicit Euler: the positions move with the old velocities
             "x": state["x"] + self.tau * x_dot,

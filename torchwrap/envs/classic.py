@@ -30,6 +30,7 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
     broadcasts = True
     renderer: ClassVar[Any]
     fields: ClassVar[tuple[str, ...]]
+    parameters: ClassVar[tuple[str, ...]] = ()  # the constants that `params` may replace
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -38,6 +39,10 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
             raise ValueError(refusal(owner, "dtype must be torch.float32 or torch.float64", dtype))
         self.dtype = dtype
         self.metadata = {**self.renderer.metadata, "render_modes": ["rgb_array"]}
+
+    def constant(self, name: str, params: Any) -> Any:
+        """A constant of the physics: of each env, if `params` have it."""
+        return (params or {}).get(name, getattr(self, name))
 
     def between(
         self,

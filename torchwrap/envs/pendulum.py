@@ -31,7 +31,8 @@ class Pendulum(ClassicControl):
     Shape: observations `(num_envs, 3)` float32 (cos and sin of theta, theta_dot, in radians and
     seconds), actions `(num_envs, 1)` float32: the torque in newton metres, clipped to [-2, 2]. The
     reset options `x_init` and `y_init` bound the absolute values of theta and theta_dot in the
-    initial state.
+    initial state. `make(id, num_envs, params=...)` takes `g`, `mass` and `length` of each env,
+    `(num_envs,)`.
 
     >>> import torchwrap as tw
     >>> tw.make("Pendulum-v1", num_envs=2, g=9.81)
@@ -45,6 +46,7 @@ class Pendulum(ClassicControl):
     max_torque = 2.0
 
     renderer = PendulumEnv
+    parameters = ("g", "mass", "length")
     fields = ("theta", "theta_dot")
     action_space = spaces.Box(-max_torque, max_torque, (1,), np.float32)
 
@@ -82,8 +84,9 @@ class Pendulum(ClassicControl):
         params: Any = None,
     ) -> State:
         theta = state["theta"]
-        gravity = 3 * self.g / (2 * self.length)
-        gain = 3 / (self.mass * self.length**2)
+        length = self.constant("length", params)
+        gravity = 3 * self.constant("g", params) / (2 * length)
+        gain = 3 / (self.constant("mass", params) * length**2)
         theta_acc = gravity * torch.sin(theta) + gain * self._torque(action)
         theta_dot = state["theta_dot"] + theta_acc * self.tau
         theta_dot = theta_dot.clamp(-self.max_speed, self.max_speed)
