@@ -51,3 +51,27 @@ def test_copies_of_one_value_through_inductor_share_no_memory():
         assert torch.equal(successor["column"][:, 0], expected)
         successor["column"].zero_()
         assert torch.equal(successor["row"], expected)
+
+
+class Scale(T.RewardTransform):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def reward(self, reward):
+        return reward * self.factor
+
+
+@pytest.mark.compiles
+@pytest.mark.newest
+@full
+def test_cache_on_disk_tells_bodies_of_scans_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = []
+    for factor in (2.0, 3.0, 3.0):
+        env = tw.TransformedEnv(ScriptedEnv(2), Scale(factor))
+        torch._dynamo.utils.counters.clear()
+        collector = tw.compile(tw.Collector(env, None, num_steps=3))
+        assert (collector()["next", "reward"][:, 0] == factor).all()
+        hits.append(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
+    assert hits == [0, 0, 1]

@@ -37,18 +37,21 @@ from torchwrap.policy import act, modules_of, named_by
 _KIND = operator.attrgetter("dtype", "shape", "device", "layout")
 _LOG = logging.getLogger("torchwrap")
 
-Options: TypeAlias = Mapping[str, str | int | float | bool | None]
+Options: TypeAlias = Mapping[str, Any]
 Run: TypeAlias = Callable[[list[Tensor]], Sequence[Tensor]]
 _OUTSIDE = ("outside",)
 """The key under which a step stores whether an action is out of bounds."""
 
 # The C++ wrapper calls the kernels of a graph without Python in between. Compiled apart from them,
 # it needs no optimization. Headers that are compiled ahead take longer than they save the first few
-# graphs. Scalar code for the tails of loops, because rows are short.
+# graphs, and so do tests whether g++ knows AVX. Scalar code for the tails of loops, because rows
+# are short. A graph with a scan may be in the cache on disk: its key contains the body.
 _CPU_OPTIONS: Options = {
     "cpp_wrapper": True,
     "cpp_wrapper_build_separate": True,
     "cpp_cache_precompile_headers": False,
+    "cpp.vec_isa_ok": True,
+    "unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__},
     "size_asserts": False,
     "cpp.enable_loop_tail_vec": False,
 }
