@@ -191,6 +191,27 @@ def test_vmap_through_inductor_equals_the_eager_one():
     assert_same(transition, expected_transition, INDUCTOR)
 
 
+@pytest.mark.newest
+def test_iterations_of_a_training_are_one_compilation(graphs):
+    pure = tw.pure(stack("FrameStackObservation"))
+    actions = stack("FrameStackObservation").sample_action().expand(2, -1, -1)
+
+    def iterate(state, weight):
+        def step(state, action):
+            state, transition, _ = pure.step(state, action)
+            return state, transition["next", "reward"]
+
+        state, rewards = tw.scan(step, state, actions)
+        return state, weight + rewards.mean()
+
+    run = compiled(iterate, "counting")
+    state, weight = pure.init(0)[0], torch.zeros(())
+    for _ in range(3):
+        state, weight = run(state, weight)
+    run(pure.reset(state)[0], weight)
+    assert len(graphs) == 1
+
+
 # No side effects.
 
 

@@ -106,7 +106,8 @@ class PureEnv:
         policy_state = {name: root[name] for name in env.signature.policy_state}
         state: Any = {"buffers": TensorDict(buffers, []), **root}
         self._layout = _layout(TensorDict(state, []))
-        self._init = self._function(self._init_all, inputs, seed)
+        self._last = root  # of no consequence where every row starts an episode
+        self._seed = self._function(self._seed_all, inputs, seed)
         self._reset = self._function(self._reset_rows, inputs, mask, root)
         self._step = self._function(env._step_and_reset, inputs, action, policy_state)
 
@@ -136,7 +137,9 @@ class PureEnv:
         buffers = {}
         for name in self._names.values():
             buffers[name] = attrgetter(name)(self.env).detach().clone()
-        root = self._call(self._init, buffers, seed)
+        self._call(self._seed, buffers, seed)
+        mask = torch.ones(self.signature.num_envs, dtype=torch.bool, device=device)
+        root = self._call(self._reset, buffers, mask, self._last)
         return self._results(buffers, root)
 
     def reset(self, state: TensorDict, mask: Tensor | None = None) -> tuple[TensorDict, TensorDict]:
@@ -213,10 +216,9 @@ class PureEnv:
                 must = f"state must be one of this env, whose {name} is {needed}"
                 raise ValueError(refusal(owner, must, got, remedy))
 
-    def _init_all(self, seed: Any) -> Root:
-        mask = RowMask.full(self.signature.num_envs, self.signature.device)
-        self.env._seed(seed, mask)
-        return self.env._restart(mask, None)
+    def _seed_all(self, seed: Any) -> tuple[()]:
+        self.env._seed(seed, RowMask.full(self.signature.num_envs, self.signature.device))
+        return ()
 
     def _reset_rows(self, mask: Tensor, last: Any) -> Root:
         return self.env._restart(RowMask(mask), last)
