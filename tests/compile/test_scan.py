@@ -206,6 +206,20 @@ def test_scan_in_a_compiled_vmap_is_refused_by_name(mapped):
         run(torch.ones(2))
 
 
+COMPLEX = {"carry": (ZERO * 1j, XS), "xs": (ZERO, XS * 1j)}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("arguments", COMPLEX.values(), ids=COMPLEX)
+def test_complex_tensors_are_refused_by_name_when_compiled(arguments):
+    def add(carry, x):
+        return (carry + x).imag.clone() if x.is_complex() else carry + x, ()
+
+    scan(add, *arguments)
+    with pytest.raises(Exception, match="carry and xs must be real"):
+        compiled(add, *arguments)
+
+
 # Refusals.
 
 

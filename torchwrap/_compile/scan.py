@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,6 +18,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
+Layout: TypeAlias = tuple[Any, ...]
 
 
 def scan(
@@ -33,10 +34,11 @@ def scan(
 
     In `torch.compile` it is one operator, whose body is compiled once, whatever the number of
     steps. Otherwise, and before PyTorch 2.11, it is a Python loop. In `torch.vmap` it cannot be
-    compiled: map the function, as `scan(torch.vmap(function), carry, xs)`. The function gets copies
-    and may write to them. Gradients flow, but not through steps of envs: around a compiled scan
-    over those, `torch.no_grad()` is needed if the function also reads parameters. PyTorch 2.13
-    compiles `torch.autograd.grad` of a scan, outside of others, and no `torch.func.grad`.
+    compiled: map the function, as `scan(torch.vmap(function), carry, xs)`. Complex tensors cannot,
+    either. The function gets copies and may write to them. Gradients flow, but not through steps of
+    envs: around a compiled scan over those, `torch.no_grad()` is needed if the function also reads
+    parameters. PyTorch 2.13 compiles `torch.autograd.grad` of a scan, outside of others, and no
+    `torch.func.grad`.
 
     Args:
         function: takes the carry and a slice of `xs`. Returns the next carry, of the same
@@ -50,7 +52,7 @@ def scan(
         outputs: the outputs, stacked in a new first dimension, in the order of `xs`.
 
     Raises:
-        TypeError: for values of other types, by their names.
+        TypeError: for values of other types, by their names; compiled, for complex tensors.
         ValueError: for a carry that changes its structure, shape or dtype, for tensors in `xs` of
             different lengths, and in a compiled `torch.vmap`. `torch.compile` may wrap these
             errors.
@@ -61,30 +63,30 @@ def scan(
     (tensor(6), tensor([0, 1, 3, 6]))
     """
     validation.function("scan", "function", function)
-    layout = _layout("carry", carry)
-    num_steps = _number_of_steps(xs)
-    x_leaves = rows.leaves(xs)
-    carried = _copies(carry)
+    carried, layout = _flat("carry", carry)
+    x_leaves, layout_of_xs = _flat("xs", xs)
+    num_steps = _number_of_steps(layout_of_xs)
+    carried = _copies(carried)
     if not carried:
         raise ValueError(refusal("scan", "carry must hold a tensor"))
-    _check_mapped([*carried, *x_leaves])
+    _check_compiled([*carried, *x_leaves])
     # With the given order of keys: another would make `torch.compile` compile the next call again.
     build_carry = rows.builder(carry)
     build_x = rows.builder(_first_slice(xs))
 
     def body(carried: list[Tensor], x: list[Tensor]) -> Any:
         # Copies, because the operator allows no writes to what it is given.
-        carry = build_carry(iter(_copies(tuple(carried))))
-        result = function(carry, build_x(iter(_copies(tuple(x)))))
+        carry = build_carry(iter(_copies(carried)))
+        result = function(carry, build_x(iter(_copies(x))))
         if not isinstance(result, tuple) or len(result) != 2:
             must = "function must return a tuple of the next carry and an output"
             raise TypeError(refusal("scan", must, type(result).__name__))
         next_carry, output = result
-        _check_same("carry", layout, next_carry)
-        _layout("output", output)  # raises for other types
-        next_carried = _copies(next_carry)
-        _check_mapped(next_carried)  # a closure may be mapped
-        return next_carried, _encoded(output)
+        next_carried, next_layout = _flat("carry", next_carry)
+        _check_same("carry", layout, next_layout)
+        _flat("output", output)  # raises for other types
+        _check_compiled(next_carried)  # a closure may be mapped
+        return _copies(next_carried), _encoded(output)
 
     if scan_operator is not None and torch.compiler.is_compiling():
         carried, encoded = scan_operator(body, carried, x_leaves, reverse=reverse)
@@ -93,45 +95,51 @@ def scan(
     for index in reversed(range(num_steps)) if reverse else range(num_steps):
         carried, encoded = body(carried, [leaf[index] for leaf in x_leaves])
         output = _decoded(encoded, num_new_dims=0)
-        if outputs:
-            _check_same("output", _layout("output", outputs[0]), output)
         outputs.append(output)
+        _, expected = _flat("output", outputs[0])
+        _, found = _flat("output", output)
+        _check_same("output", expected, found)
     if reverse:
         outputs.reverse()
     return build_carry(iter(carried)), _stacked(outputs)
 
 
-def _layout(name: str, value: Any) -> tuple[Any, ...]:
-    """Keys, shapes and dtypes. Raises a TypeError for values of other types, by their name."""
+def _flat(name: str, value: Any) -> tuple[list[Tensor], Layout]:
+    """The tensors, and their keys, shapes and dtypes. Raises a TypeError for other types."""
     leaves: list[Tensor] = []
     try:
         structure = rows.flatten(value, leaves)
     except AttributeError:
         must = f"{name} must be a tensor, or a TensorDict, tuple or dict of tensors"
         raise TypeError(refusal("scan", must, type(value).__name__)) from None
-    return structure, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+    return leaves, (structure, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves])
 
 
-def _check_same(name: str, expected: tuple[Any, ...], value: Any) -> None:
-    found = _layout(name, value)
+def _check_same(name: str, expected: Layout, found: Layout) -> None:
     if found != expected:
         must = f"{name} must have the same keys, shapes and dtypes in every step, {expected}"
         raise ValueError(refusal("scan", must, found))
 
 
-def _check_mapped(tensors: list[Tensor]) -> None:
-    """Raises in a compiled `torch.vmap`, where PyTorch's operator gives wrong shapes."""
-    if is_mapped and torch.compiler.is_compiling() and any(map(is_mapped, tensors)):
+def _check_compiled(tensors: list[Tensor]) -> None:
+    """Raises where PyTorch's operator gives wrong shapes, or cannot be compiled."""
+    if not is_mapped or not torch.compiler.is_compiling():
+        return
+    if any(map(is_mapped, tensors)):
         must = "in torch.compile, scan must not be called in torch.vmap"
         raise ValueError(refusal("scan", must, remedy="Map `function` instead"))
+    if any(map(Tensor.is_complex, tensors)):
+        must = "in torch.compile, carry and xs must be real"
+        raise TypeError(refusal("scan", must, "complex tensors", "Use torch.view_as_real"))
 
 
-def _number_of_steps(xs: Any) -> int:
+def _number_of_steps(layout_of_xs: Layout) -> int:
     """Raises unless each tensor has the same number of steps, at least one."""
-    _, layouts = _layout("xs", xs)
+    _, layouts = layout_of_xs
     lengths = {shape[:1] for shape, _ in layouts}
     if len(lengths) == 1 and lengths.isdisjoint([(), (0,)]):
-        return len(rows.leaves(xs)[0])
+        ((length,),) = lengths
+        return int(length)
     must = "xs must hold tensors with the steps as their first dimension, at least one"
     raise ValueError(refusal("scan", must, layouts))
 
@@ -185,9 +193,9 @@ def _decoded(value: Any, num_new_dims: int = 1) -> Any:
     return TensorDict(entries, first.shape[: num_new_dims + batch_dims])
 
 
-def _copies(value: Any) -> list[Tensor]:
+def _copies(leaves: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous, because strides belong to the layout of the operator's carry."""
-    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in rows.leaves(value)]
+    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
 
 
 def scanned(
@@ -215,12 +223,12 @@ def scanned(
         arguments = dict(zip(carried, given, strict=False))
         arguments.update(zip(others, unchanged, strict=True))
         results = step.graph(*[arguments[index] for index in sorted(arguments)])
-        copies = _copies(tuple(results))  # what the operator returns must not share memory
+        copies = _copies(results)  # what the operator returns must not share memory
         outputs = copies[num_written:-num_leaves]
         return [*copies[:num_written], *copies[-num_leaves:], *outputs]
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        first = _copies(tuple([tensors[index] for index in carried]))
+        first = _copies([tensors[index] for index in carried])
         unchanged = [tensors[index] for index in others]
         results = flat_scan_operator(body, first, [torch.zeros(num_steps, 1)], unchanged)
         for index, value in zip(step.written, results, strict=False):
