@@ -39,22 +39,6 @@ Result = dict[str, Any]  # of a run: flags, metrics, curve
 Name = tuple[str, str, int]  # of a run: variant, env id, seed
 
 
-def flat(*args: Any, **kwargs: Any) -> tw.Env:
-    return tw.TransformedEnv(tw.make(*args, **kwargs), T.FlattenObservation())
-
-
-def without_trail(*args: Any, **kwargs: Any) -> tw.Env:
-    return tw.make(*args, trail=False, **kwargs)
-
-
-VARIANTS = {
-    "CNN": {},
-    "MLP": {"make": "ablation:flat"},
-    "CNN without trail": {"make": "ablation:without_trail"},
-}
-ENVS = {"Maze-v0": {"ent_coef": 0.01}}
-
-
 @dataclass
 class Args(ppo.Args):
     config: Positional[Path | None] = None  # TOML or YAML, of these flags and the three tables
@@ -64,8 +48,8 @@ class Args(ppo.Args):
     make: str = "torchwrap:make"  # module:function, which may put transforms on an env
     score: str = "eval_mean_return"  # of the table: a number of metrics.json
     # By variant and by env: the flags in which its runs differ
-    variants: Suppress[dict[str, Flags]] = field(default_factory=VARIANTS.copy)
-    envs: Suppress[dict[str, Flags]] = field(default_factory=ENVS.copy)
+    variants: Suppress[dict[str, Flags]] = field(default_factory=lambda: {"PPO": {}})
+    envs: Suppress[dict[str, Flags]] = field(default_factory=lambda: {"CartPole-v1": {}})
     # By env: the scores that count as 0 and as 1 in a mean over all envs
     scales: Suppress[dict[str, list[float]]] = field(default_factory=dict)
     env_id: Suppress[str] = ""
@@ -88,6 +72,23 @@ def write(path: Path, text: str) -> None:
     part.write_text(text + "\n")
     part.replace(path)
 
+
+# The experiments without a file
+
+
+def flat(*args: Any, **kwargs: Any) -> tw.Env:
+    return tw.TransformedEnv(tw.make(*args, **kwargs), T.FlattenObservation())
+
+
+def without_trail(*args: Any, **kwargs: Any) -> tw.Env:
+    return tw.make(*args, trail=False, **kwargs)
+
+
+MAZE = {
+    "CNN": {},
+    "MLP": {"make": "ablation:flat"},
+    "CNN without trail": {"make": "ablation:without_trail"},
+}
 
 # Runs
 
@@ -267,7 +268,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, default=Args(variants=MAZE, envs={"Maze-v0": {"ent_coef": 0.01}}))
     if args.config is not None:
         args = tyro.cli(Args, default=Args(**read(args.config)))
     main(args)

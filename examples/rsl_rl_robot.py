@@ -27,7 +27,7 @@ import torch.distributed as dist
 import tyro
 from gymnasium.spaces import Box, Dict
 from ppo import Flags
-from robot import Arm
+from robot import Arm, deploy
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from torch import nn
 
@@ -189,14 +189,6 @@ def train(args: Args, env: tw.Env) -> nn.Module:
     return RslRlPolicy(runner.get_inference_policy("cpu"))
 
 
-def export(env: tw.Env, policy: nn.Module, path: Path):
-    """Writes history, delay, normalization and network to a file, for any number of robots."""
-    deployed = tw.deploy(env, policy)
-    names = deployed.onnx_names()
-    torch.onnx.export(deployed.program, dynamo=True, verbose=False, **names).save(path)
-    return deployed
-
-
 @torch.no_grad()
 def play(deployed, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
     """The policy plays, and the file beside it: on a bare arm, because it has the delay itself."""
@@ -235,7 +227,7 @@ def main(args: Args) -> dict[str, float]:
         return {}
     test_env = make_env(100, level=1.0, delay=1)
     test_env.load_state_dict(env.state_dict())
-    deployed = export(test_env, policy, args.out / "policy.onnx")
+    deployed = deploy(test_env, policy, args.out / "policy.onnx")
     results = play(deployed, test_env.eval(), policy, args)
     print(json.dumps(results, indent=2))
     return results
