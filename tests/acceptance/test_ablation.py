@@ -73,7 +73,9 @@ def test_killed_command_continues_and_trains_nothing_twice(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, EXAMPLES / "ablation.py", config]
 
-    subprocess.run([*command, "--out", "whole", "--processes", "2"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    values = tomllib.loads(PAPER)
+    ablation.main(ablation.Args(**values, processes=2, out=tmp_path / "whole"))
     process = subprocess.Popen([*command, "--out", "killed"])
     finished = tmp_path / "killed" / "CartPole-v1" / "as it is-1" / "run.json"
     while not list((tmp_path / "killed").glob("CartPole-v1/as it is-2/checkpoint.pt")):
@@ -96,6 +98,5 @@ def test_killed_command_continues_and_trains_nothing_twice(tmp_path, monkeypatch
     assert len(table) == 4
     assert (tmp_path / "whole" / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
-    args = ablation.Args(**tomllib.loads(PAPER), gamma=0.5, out=tmp_path / "whole")
     with pytest.raises(ValueError, match=r"flags.*gamma"):
-        ablation.main(args)
+        ablation.main(ablation.Args(**values, gamma=0.5, out=tmp_path / "whole"))
