@@ -4,7 +4,11 @@ import contextlib
 import copy
 import importlib.util
 import io
+import os
 import pickle
+import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -272,3 +276,19 @@ def load_example(name):
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def block_in_two_processes(page):
+    """What the first block of a guide prints on ranks 0 and 1, without the rank."""
+    text = (EXAMPLES / "guides" / f"{page}.md").read_text()
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    runs = []
+    for rank in ("0", "1"):
+        env = {**os.environ, **group, "RANK": rank, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", script]
+        runs.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
+    return [run.communicate(timeout=120)[0].split(maxsplit=1)[1] for run in runs]
