@@ -226,7 +226,9 @@ for script, values in VALUES.items():
     for name in values:
         CASES[f"{script.__name__}-none-{name}"] = script, "none", name
     CASES[f"{script.__name__}-eager-gamma"] = script, "eager", "gamma"
-LONG = [name for name in CASES if "eager" in name]
+# The recurrent one's hyperparameters are those of PPO.
+LONG = [name for name in CASES if "eager" in name or "recurrent" in name]
+LONG.remove("ppo_recurrent_graph-none-gamma")
 
 
 @pytest.mark.full
