@@ -204,26 +204,24 @@ def interval(scores: np.ndarray, resamples: int = 50_000) -> list[float]:
     return np.percentile(means, (2.5, 97.5)).tolist()
 
 
+def estimate(scores: np.ndarray) -> dict[str, Any]:
+    mean = interquartile_mean(scores.flatten()).item()
+    return {"scores": scores.tolist(), "mean": mean, "interval": interval(scores)}
+
+
 def summarize(results: dict[Name, Result], args: Args) -> dict[str, Any]:
     """By variant and env, and over all envs if all have a scale."""
-    scores: dict[str, dict[str, list[float]]] = {}
-    for (variant, env_id, _), result in results.items():
-        row = scores.setdefault(variant, {}).setdefault(env_id, [])
-        row.append(result["metrics"][args.score])
+    scores = [result["metrics"][args.score] for result in results.values()]
+    shape = len(args.variants), len(args.envs), args.num_seeds
+    of_variants = np.array(scores, dtype=float).reshape(shape)
     summary = {}
-    for variant, by_env in scores.items():
-        columns = {env_id: np.array([row], dtype=float) for env_id, row in by_env.items()}
-        if args.scales.keys() >= by_env.keys():
-            low, high = np.transpose([args.scales[env_id] for env_id in by_env])[:, :, np.newaxis]
-            columns["all, scaled"] = (np.concatenate([*columns.values()]) - low) / (high - low)
-        summary[variant] = {
-            name: {
-                "scores": column.tolist(),
-                "mean": interquartile_mean(column.flatten()).item(),
-                "interval": interval(column),
-            }
-            for name, column in columns.items()
-        }
+    for variant, rows in zip(args.variants, of_variants):
+        columns = dict(zip(args.envs, rows[:, np.newaxis]))
+        if args.scales.keys() >= args.envs.keys():
+            scales = np.array([args.scales[env_id] for env_id in args.envs])
+            low, high = scales.T[:, :, np.newaxis]
+            columns["all, scaled"] = (rows - low) / (high - low)
+        summary[variant] = {name: estimate(column) for name, column in columns.items()}
     return summary
 
 
