@@ -38,7 +38,7 @@ OPTIONS = {
         "cpp_wrapper": True,
         "cpp_wrapper_build_separate": True,
         "cpp_cache_precompile_headers": False,
-        "inplace_buffers": False,  # else PyTorch 2.13 may declare a result of a scan twice
+        "inplace_buffers": False,  # else a result of a scan may be declared twice
     },
     "cuda": {"score_fusion_memory_threshold": 256},  # for Triton before 3.8 (its issue 8257)
 }
