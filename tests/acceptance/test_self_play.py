@@ -25,10 +25,10 @@ def test_connect_four_keeps_the_contract():
 
 
 def board_of(*rows):
-    """From the top; X are the agent's pieces."""
+    """Rows from the top; X are the agent's pieces. A board begins at the bottom."""
     values = {".": 0.0, "X": 1.0, "O": -1.0}
     cells = [[values[each] for each in row] for row in reversed(rows)]
-    return torch.tensor([[0.0] * 7] * (6 - len(rows)) + cells[::-1]).flip(0)
+    return torch.tensor(cells + [[0.0] * 7] * (6 - len(rows)))
 
 
 @pytest.mark.parametrize(
