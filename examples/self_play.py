@@ -7,6 +7,7 @@ The pool is part of the env, so checkpoints hold it. Flags are those of ppo.py's
 """
 
 import json
+from functools import partial
 
 import ppo
 import torch
@@ -39,8 +40,7 @@ class ConnectFour(nn.Module, FuncEnv):
         self.register_buffer("cells", CELLS)
         self.register_buffer("lines", torch.cat([cells.reshape(-1, 4) for cells in LINES]))
         self.register_buffer("iterations", torch.full((POOL_SIZE,), -1))  # when each was frozen
-        # The agent's network, with a last layer of 0: each member plays at random.
-        self.pool = ppo.mlp(flatten_space(self.observation_space), 7, 0.0, 64)
+        self.pool = ppo.mlp(flatten_space(self.observation_space), 7, 0.0, 64)  # 0: at random
         for layer in self.pool[::2]:
             for name, weights in stack_module_state([layer] * POOL_SIZE)[0].items():
                 setattr(layer, name, nn.Parameter(weights.detach(), requires_grad=False))
@@ -125,6 +125,7 @@ def main(args):
     agent = ppo.Agent(env).to(args.device)
     optimizer = optim.Adam(agent.parameters(), args.learning_rate)
     collect = ppo.make_collector(env, agent, args)
+    train = partial(ppo.train_minibatch, agent, optimizer, args, ppo.compute_gradients)
     env.reset(seed=args.seed)
     returns = []
     parts = {"agent": agent, "optimizer": optimizer, "returns": returns}
@@ -135,8 +136,7 @@ def main(args):
         if iteration % FREEZE_EVERY == 0:
             game.freeze(agent.actor, iteration)
         data = collect()
-        batch = ppo.make_batch(agent, data.to_dict(), args)
-        ppo.update(agent, optimizer, batch, args, ppo.compute_gradients)
+        ppo.update(ppo.make_batch(agent, data.to_dict(), args), args, train)
         returns.append(data["next", "reward"][data["next", "done"]].mean().item())
         print(f"iteration {iteration}: mean return {returns[-1]:.2f} against the pool")
         checkpoint.save([checkpoint.process_state()])
