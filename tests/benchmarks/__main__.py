@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import bridge, cartpole, glue, loops, ppo, report, startup
+from . import bridge, cartpole, glue, loops, ppo, report, startup, step_costs
 from .measure import ROOT, Figures, Options, instruction_sets, machine, settings
 
 FILE = Path(__file__).with_name("cpu.json")
@@ -19,9 +19,10 @@ SUITES = {
     "ppo": ppo.run,
     "startup": startup.run,
     "loops": loops.run,
+    "step_costs": step_costs.run,
 }
 # By default in every setting; the others only in the last, because of the time
-EVERYWHERE = ("glue", "cartpole", "bridge")
+EVERYWHERE = ("glue", "cartpole", "bridge", "step_costs")
 GPU_SUITES = {"collector": cartpole.collector}
 
 

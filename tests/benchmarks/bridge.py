@@ -1,7 +1,4 @@
-"""Gymnasium's envs: four transforms on HalfCheetah-v5, compared with Gymnasium's vector wrappers.
-
-And `to_sb3` over envs that do nothing, compared with Stable-Baselines3's `make_vec_env`.
-"""
+"""Four transforms on HalfCheetah-v5, compared with Gymnasium's vector wrappers."""
 
 from typing import Any
 
@@ -22,14 +19,6 @@ def run(options: Options) -> Figures:
             }
             rows["gymnasium"] = _pair("gymnasium", n, mode)
             figures |= _compare(rows, options, mode, n)
-    for n in options.num_envs or (1, 8, 64):
-        for space in ("Box", "Dict"):
-            arguments = {"space": space, "num_envs": n}
-            rows = {
-                "to_sb3": Row(Case("torchwrap", "vec_env", arguments)),
-                "make_vec_env": Row(Case("sb3", "vec_env", arguments)),
-            }
-            figures |= _compare(rows, options, space, n)
     return figures
 
 

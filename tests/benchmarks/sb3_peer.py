@@ -65,12 +65,15 @@ def scripted(num_envs: int, transforms: bool) -> Timed:
     return Timed(lambda: env.step(action))
 
 
-def vec_env(space: str, num_envs: int) -> Timed:
+def vec_env(space: str, num_envs: int, normalizes: bool) -> Timed:
     """A step of DummyVecEnv and Monitor over envs that do nothing."""
-    venv = make_vec_env(script.STILL, num_envs, env_kwargs={"space": space})
+    venv: VecEnv = make_vec_env(script.STILL, num_envs, env_kwargs={"space": space})
+    if normalizes:
+        keys = ["a"] if space == "Dict" else None
+        venv = VecNormalize(venv, norm_obs=space != "image", norm_obs_keys=keys)
     actions = script.actions(num_envs).numpy()
     venv.reset()
-    return Timed(lambda: venv.step(actions))
+    return Timed(lambda: venv.step(actions), clock=time.process_time)
 
 
 def ppo_loop(num_envs: int) -> dict[str, float]:

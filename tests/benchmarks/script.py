@@ -31,6 +31,7 @@ def scripted(num_envs: int, device: str = "cpu") -> ScriptedEnv:
 
 BOX = Box(-1, 1, (OBSERVATION,))
 PARTS = {"a": BOX, "b": Box(0, 255, (8,), np.uint8), "c": Discrete(5), "d": MultiBinary(3)}
+SPACES = {"Box": BOX, "Dict": Dict(PARTS), "image": Box(0, 255, (84, 84, 1), np.uint8)}
 
 
 class Still(gymnasium.Env[Any, Any]):
@@ -39,7 +40,7 @@ class Still(gymnasium.Env[Any, Any]):
     action_space = Box(-1, 1, (ACTION,))
 
     def __init__(self, space: str) -> None:
-        self.observation_space = BOX if space == "Box" else Dict(PARTS)
+        self.observation_space = SPACES[space]
         self.observation = self.observation_space.sample()
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:

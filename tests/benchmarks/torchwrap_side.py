@@ -130,13 +130,20 @@ def half_cheetah(
     return _stepper(env, env.reset(seed=0), actions, way)
 
 
-def vec_env(space: str, num_envs: int) -> Timed:
-    """A step of `to_sb3` over envs that do nothing."""
-    sb3 = importlib.import_module("torchwrap.interop.sb3")
-    venv = sb3.to_sb3(tw.make(script.STILL, num_envs, space=space))
+def vec_env(space: str, num_envs: int, way: str) -> Timed:
+    """A step of `to_sb3` over envs that do nothing: "plain", or normalized as `VecNormalize`."""
+    transforms: list[Any] = [T.RecordEpisodeStatistics()]  # as Monitor
+    if way != "plain":
+        vector = [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
+        normalizers = {"Box": vector, "Dict": [T.ObservationKeys({"a": vector})], "image": []}
+        transforms += [*normalizers[space], T.NormalizeReward(), T.ClipReward(-10, 10)]
+    env: Any = tw.TransformedEnv(tw.make(script.STILL, num_envs, space=space), *transforms)
+    if way == "compiled":
+        tw.compile(env)
+    venv = importlib.import_module("torchwrap.interop.sb3").to_sb3(env)
     actions = script.actions(num_envs).numpy()
     venv.reset()
-    return Timed(lambda: venv.step(actions))
+    return Timed(lambda: venv.step(actions), clock=time.process_time)
 
 
 def learn(id: str, seed: int, num_steps: int, flags: Sequence[str] = ()) -> dict[str, Any]:

@@ -26,13 +26,14 @@ class Timed(NamedTuple):
     """A function to time.
 
     A call takes `steps` steps of all envs, and `wait` returns when all queued work is done. `bytes`
-    is the minimum memory traffic of a step, or 0 if it was not counted.
+    is the minimum memory traffic of a step, or 0 if it was not counted. `clock` returns seconds.
     """
 
     call: Callable[[], Any]
     steps: int = 1
     wait: Callable[[], Any] = nothing
     bytes: int = 0
+    clock: Callable[[], float] = time.perf_counter
 
 
 def turn(timed: Timed, seconds: float) -> float:
@@ -43,15 +44,15 @@ def turn(timed: Timed, seconds: float) -> float:
     """
     calls = 0
     more = 5
-    start = time.perf_counter()
-    while calls == 0 or time.perf_counter() - start < seconds:
+    start = timed.clock()
+    while calls == 0 or timed.clock() - start < seconds:
         for _ in range(more):
             timed.call()
         calls += more
         if timed.wait is not nothing:
             timed.wait()
             more = calls
-    return (time.perf_counter() - start) / calls / timed.steps * 1e6
+    return (timed.clock() - start) / calls / timed.steps * 1e6
 
 
 def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Timed, float]:
