@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import scores
+from . import scores, step_costs
 from .measure import ISAS, Figures
 from .ppo import SPEEDS
 
@@ -197,6 +197,7 @@ def tables(figures: Figures) -> str:
         "`startup`: seconds with an empty cache / a full one": _by_size(
             figures, "startup", "cold_seconds", "warm_seconds"
         ),
+        "`step_costs`, for examples/guides/compiling.md": step_costs.page(figures),
         "`scores`: PPO after equal numbers of env steps": scores.show(trained).splitlines(),
     }
     commits = ", ".join(f"{suite} {commit}" for suite, commit in figures["commits"].items())

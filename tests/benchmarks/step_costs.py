@@ -43,6 +43,6 @@ def page(figures: Figures) -> list[str]:
             for name in ROWS:
                 start = f"step_costs/{space} {name}/{n}/"
                 times = [row["us"] for key, row in figures.items() if key.startswith(start)]
-                cells.append(f"{float(f'{max(times):.2g}'):.0f}")
+                cells.append(f"{float(f'{max(times):.2g}'):.0f}" if times else "?")
             lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -164,24 +164,24 @@ def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dic
     return example("ppo", device=device, **flags)
 
 
-def cleanrl(num_envs: int) -> dict[str, float]:
+def cleanrl(num_envs: int, way: str) -> dict[str, float]:
     """A step of examples/cleanrl_style.py over `to_gymnasium`."""
 
     def make_envs(args: Any) -> Any:
-        return tw.to_gymnasium(_half_cheetah(num_envs, FOUR))
+        return tw.to_gymnasium(_half_cheetah(num_envs, FOUR, way))
 
     return loops.cleanrl(num_envs, make_envs, _example("cleanrl_style"))
 
 
-def sb3_loop(num_envs: int) -> dict[str, float]:
+def sb3_loop(num_envs: int, way: str) -> dict[str, float]:
     """A step of SB3's PPO over `to_sb3`."""
     to_sb3 = importlib.import_module("torchwrap.interop.sb3").to_sb3
     # SB3 clips actions itself.
-    return loops.sb3(num_envs, to_sb3(_half_cheetah(num_envs, FOUR[1:])))
+    return loops.sb3(num_envs, to_sb3(_half_cheetah(num_envs, FOUR[1:], way)))
 
 
-def _half_cheetah(num_envs: int, transforms: Sequence[str]) -> tw.Env:
-    return _build(tw.make(loops.ENV_ID, num_envs, backend="gymnasium"), transforms, "eager")
+def _half_cheetah(num_envs: int, transforms: Sequence[str], way: str) -> tw.Env:
+    return _build(tw.make(loops.ENV_ID, num_envs, backend="gymnasium"), transforms, way)
 
 
 def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
