@@ -374,8 +374,9 @@ class Env(BatchedModule):
         return successor, root
 
     def _advance(self, action: Value) -> tuple[TensorDict, Value]:
-        """Takes a step of every layer. Returns its successor as `completed`."""
-        return completed(self._run("_step", action))
+        """Takes a step of every layer. Returns its successor, and a copy of its observation."""
+        successor = with_done(self._run("_step", action))
+        return successor, spaces.apply(_contiguous_copy, successor["observation"])
 
     def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
         return self._step_and_reset(action, state, resets=False)
@@ -833,10 +834,9 @@ def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
-def completed(successor: TensorDict) -> tuple[TensorDict, Value]:
-    """Sets `done` in a successor. Returns it, and a copy of its observation."""
-    successor.set("done", successor["terminated"] | successor["truncated"])
-    return successor, spaces.apply(_contiguous_copy, successor["observation"])
+def with_done(successor: TensorDict) -> TensorDict:
+    """Sets `done` in a successor, and returns it."""
+    return successor.set("done", successor["terminated"] | successor["truncated"])
 
 
 @torch.no_grad()

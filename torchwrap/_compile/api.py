@@ -15,7 +15,7 @@ from torchwrap._compile.trace import without_generators
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested, RowMask
 from torchwrap.collector import Collector
-from torchwrap.env import Env, completed
+from torchwrap.env import Env, with_done
 from torchwrap.policy import State
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
@@ -137,13 +137,19 @@ class CompiledTransforms:
         self._reset.prepare(below.select("observation"), below["truncated"])
 
     def _step_rows(self, td: TensorDict) -> Nested:
-        return completed(self.transforms.step(td))
+        successor = with_done(self.transforms.step(td))
+        return successor, spaces.apply(_copy, successor["observation"])
 
     def reset(self, td: TensorDict, mask: RowMask) -> Any:
         return self._reset(td, mask.column)
 
     def _reset_rows(self, td: TensorDict, done: Tensor) -> TensorDict:
         return self.transforms.reset(td, RowMask(done))
+
+
+def _copy(_: spaces.Path, leaf: Tensor) -> Tensor:
+    # Kernels copy bytes slowly. What a graph returns twice, it copies without a kernel.
+    return leaf if leaf.itemsize == 1 else leaf.clone()
 
 
 def _zeros(_: spaces.Path, leaf: Tensor) -> Tensor:
