@@ -130,7 +130,7 @@ def make_iteration(args: Args, grid: Grid, pure: Any, agent: QNetwork) -> Callab
         is_learning = (written * args.num_envs >= args.learning_starts) & (num_starts > 0)
         for name, value in after.items():
             after[name] = torch.where(is_learning, value, adam[name])
-        returns = mean_return(rollout)
+        returns = mean_return(rollout)  # the last one that is known, because few episodes end
         returns = torch.where(returns.isnan(), state["return"], returns)
         figures = {"loss": losses.mean(0), "return": returns}
         state = {"env": env, "adam": after, "buffer": buffer, "written": written, "return": returns}
@@ -157,6 +157,9 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
     if capacity < max(args.num_steps, args.n_step):
         must = "buffer_size must hold num_steps and n_step of each env"
         raise ValueError(f"dqn_graph.py: {must}, got {args.buffer_size}.")
+    if args.train_frequency > args.num_envs * args.num_steps:
+        must = "train_frequency must be at most the steps of an iteration"
+        raise ValueError(f"dqn_graph.py: {must}, got {args.train_frequency}.")
     grid = Grid(args)
     env = dqn.make_env(args, args.num_envs, make)
     pure = tw.pure(env)
