@@ -6,7 +6,7 @@ python examples/ppo.py --env-id module:Id               trains on your own env, 
 python examples/ppo.py --tensorboard --resume           logs, and continues a run that was killed
 
 A file to copy: it needs no other. Writes metrics.json, learning_curve.png and agent.pt into --out.
-Beside it: ppo_presets.json, hyperparameters; ppo_output.py, TensorBoard and checkpoints;
+Beside it: ppo_presets.json, hyperparameters; ppo_output.py, TensorBoard, checkpoints, a hint;
 ppo_parts.py, images, masks, layered envs, and actions but Discrete(n) and float32 vectors.
 
 Schulman et al. (2017) with the details of Huang et al., "The 37 Implementation Details of Proximal
@@ -385,7 +385,7 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     env.reset(seed=args.seed)
     curve = Curve()
     output = None
-    if args.resume or args.tensorboard:
+    if args.resume or args.tensorboard or Path(__file__).with_name("ppo_output.py").exists():
         from ppo_output import Output
 
         output = Output(args, env, {"agent": agent, "optimizer": optimizer, "curve": curve})

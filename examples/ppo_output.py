@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -143,12 +144,32 @@ class Scalars:
         self.writer.flush()
 
 
+# Of an MLP on HalfCheetah-v5, as in examples/guides/compiling.md.
+COMPILED_SHARE = 0.6  # of the eager time of a run, which --compile leaves
+COMPILATION = {"the first time": 50.0, "with Inductor's cache": 8.0}  # seconds
+
+
+def compile_hint(seconds_left: float) -> str:
+    """Whether --compile pays for the rest of an eager run over a simulator."""
+    saved = (1 - COMPILED_SHARE) * seconds_left
+    costs = ", ".join([f"{seconds:.0f} s {when}" for when, seconds in COMPILATION.items()])
+    times = [when for when, seconds in COMPILATION.items() if saved > seconds]
+    advice = f"pays {times[0]}" if times else "does not pay"
+    return (
+        f"{seconds_left:.0f} s are left, of which --compile saves up to {saved:.0f} s (less where "
+        f"the envs take most). It takes {costs}: it {advice}."
+    )
+
+
 class Output:
-    """The checkpoints and the scalars of ppo.py in one process, as its flags ask for them."""
+    """The checkpoints, scalars and hint of ppo.py in one process, as its flags ask for them."""
 
     def __init__(self, args: Any, env: tw.Env, parts: dict[str, Any]) -> None:
         self.args = args
         self.curve = parts["curve"]
+        is_flat = len(env.single_observation_space.shape or ()) < 2
+        on_cpu = env.host_stepped and args.device == "cpu"
+        self.gives_hint = on_cpu and is_flat and not args.compile
         self.checkpoint = Checkpoint(args, env, args.out, parts)
         if args.resume:
             self.checkpoint.load()
@@ -157,6 +178,10 @@ class Output:
     def write(
         self, data: TensorDict, batch: dict[str, Tensor], stats: dict[str, Any], is_last: bool
     ) -> None:
+        if self.gives_hint and len(self.curve) == 2:  # the first one may have imported
+            first, second = self.curve
+            seconds_per_step = (second[-1] - first[-1]) / (second[0] - first[0])
+            tqdm.write(compile_hint(seconds_per_step * (self.args.total_timesteps - second[0])))
         if self.scalars is not None:
             self.scalars.write(self.curve[-1], data, batch, stats)
         if self.args.resume and (is_last or len(self.curve) % self.args.save_every == 0):

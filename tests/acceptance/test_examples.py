@@ -165,6 +165,22 @@ def test_gae_equals_the_loop_over_steps(num_steps):
     torch.testing.assert_close(ppo.gae(delta, decay), expected)
 
 
+HINTS = {"pays": (3600, "pays the first time"), "with a cache": (100, "pays with Inductor's")}
+HINTS["does not pay"] = (10, "does not pay")
+
+
+@pytest.mark.parametrize(("seconds_left", "advice"), HINTS.values(), ids=HINTS)
+def test_hint_says_whether_compiling_pays(seconds_left, advice):
+    assert advice in ppo_output.compile_hint(seconds_left)
+
+
+@pytest.mark.parametrize(("backend", "times"), [("gymnasium", 1), ("torch", 0)])
+def test_ppo_hints_once_at_compiling_over_a_simulator(tmp_path, capsys, backend, times):
+    args = dict(backend=backend, num_envs=2, num_steps=16, total_timesteps=96, out=tmp_path)
+    ppo.main(ppo.Args(**args))
+    assert capsys.readouterr().out.count("--compile") == times
+
+
 @pytest.mark.long
 @pytest.mark.full
 def test_ppo_compiled_learns_what_eager_mode_learns(tmp_path):
