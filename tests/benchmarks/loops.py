@@ -28,11 +28,6 @@ LOOPS = {
         "torchwrap-compiled": Case("torchwrap", "sb3_loop", {"way": "compiled"}),
     },
 }
-PAGE = {
-    "CleanRL's script over `to_gymnasium`": ("cleanrl", "torchwrap"),
-    "SB3's PPO over `to_sb3`": ("sb3", "torchwrap"),
-    "`ppo.py`, beside CleanRL's script": ("cleanrl", "torchwrap-ppo.py"),
-}
 
 
 def run(options: Options) -> Figures:
@@ -55,22 +50,6 @@ def run(options: Options) -> Figures:
                     row["whole_ratio"] = row["whole_us"] / peer["whole_us"]
                 figures[f"loops/{loop} {name}/{n}"] = row
     return figures
-
-
-def page(figures: Figures) -> list[str]:
-    """The rows of the second table in examples/guides/compiling.md: eager / compiled."""
-    lines = []
-    for words, (loop, row) in PAGE.items():
-        cells = [words]
-        for n in (1, 8):
-            for name in (row, f"{row}-compiled"):
-                start = f"loops/{loop} {name}/{n}/"
-                ratios = [
-                    row["whole_ratio"] for key, row in figures.items() if key.startswith(start)
-                ]
-                cells.append(f"{max(ratios):.2f}" if ratios else "?")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
 def cleanrl(num_envs: int, make_envs: Callable[[Any], Any], module: Any) -> dict[str, float]:

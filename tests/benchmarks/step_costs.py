@@ -9,7 +9,7 @@ from typing import Any
 from .measure import Case, Figures, Options, Row, compare
 
 SIZES = (1, 8, 64)
-SPACES = {"Box": "17 numbers", "Dict": "`Dict` of 4", "image": "84 x 84 bytes"}
+SPACES = {"Box": "17 numbers", "Dict": "`Dict` of four", "image": "84x84 bytes"}
 ROWS = {
     "make_vec_env": ("sb3", {"normalizes": False}),
     "to_sb3": ("torchwrap", {"way": "plain"}),
@@ -38,11 +38,13 @@ def page(figures: Figures) -> list[str]:
     """The rows of the table in examples/guides/compiling.md."""
     lines = []
     for space, words in SPACES.items():
-        for n in SIZES:
-            cells = [f"{words}, {n} env{'s' * (n > 1)}"]
-            for name in ROWS:
+        cells = [words]
+        for name in ROWS:
+            values = []
+            for n in SIZES:
                 start = f"step_costs/{space} {name}/{n}/"
                 times = [row["us"] for key, row in figures.items() if key.startswith(start)]
-                cells.append(f"{float(f'{max(times):.2g}'):.0f}" if times else "?")
-            lines.append(f"| {' | '.join(cells)} |")
+                values.append(f"{float(f'{max(times):.2g}'):.0f}" if times else "?")
+            cells.append("/".join(values))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
