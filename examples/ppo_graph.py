@@ -196,8 +196,8 @@ def draw_noise(args: Args, agent: Any, generator: torch.Generator) -> Tensor:
 
 def draw_rows(args: Args, count: int, generator: torch.Generator) -> Tensor:
     """Indices below `count` of the minibatches of all epochs; -1 fills the last ones up."""
-    sizes = args.update_epochs, count
-    order = torch.rand(sizes, generator=generator, device=generator.device).argsort(1)
+    given = dict(generator=generator, device=generator.device)
+    order = torch.stack([torch.randperm(count, **given) for _ in range(args.update_epochs)])
     size = -(-count // args.num_minibatches)
     return nn.functional.pad(order, (0, -count % size), value=-1).view(-1, size)
 
