@@ -133,7 +133,7 @@ class VectorModule(nn.Module):
     def apply_vector(self, vector: Tensor, *inputs: Tensor) -> Any:
         parts = vector.split([shape.numel() for shape in self.shapes.values()])
         params = {name: part.view(self.shapes[name]) for name, part in zip(self.shapes, parts)}
-        return functional_call(self, params, inputs)
+        return functional_call(self, params, inputs, tie_weights=False)
 
 
 def new_adam(params: Tensor) -> Tensors:
