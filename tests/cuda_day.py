@@ -165,7 +165,7 @@ def parts(device: str) -> dict[str, Part]:
     ppo = {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in WAYS}
     return {
         "machine": Part(20, {"floor": call("floor", device=device, **quick)}),
-        "graph": Part(190, graph),
+        "graph": Part(310, graph),
         "ppo": Part(110, ppo),
         "images": Part(60, images),
         "tests": Part(180, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
