@@ -6,7 +6,6 @@ an error. The backend must run operators one by one: "eager" or "aot_eager".
 """
 
 import contextlib
-import functools
 from unittest import mock
 
 import torch
@@ -152,9 +151,12 @@ def simulated():
 @contextlib.contextmanager
 def simulated_module():
     """In this block of `simulated`, TensorDict's CudaGraphModule captures, too."""
-    with contextlib.ExitStack() as stack:
-        replace = functools.partial(mock.patch.object, CudaGraphModule)
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: True))
-        stack.enter_context(replace("_check_device_and_clone", CudaGraphModule._clone))
-        stack.enter_context(torch.cuda.device("cuda"))
+    construct = CudaGraphModule.__init__
+
+    def init(self, *args, **kwargs):
+        with mock.patch.object(torch.cuda, "is_available", lambda: True):
+            construct(self, *args, **kwargs)
+
+    names = {"__init__": init, "_check_device_and_clone": CudaGraphModule._clone}
+    with mock.patch.multiple(CudaGraphModule, **names), torch.cuda.device("cuda"):
         yield

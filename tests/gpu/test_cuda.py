@@ -291,6 +291,7 @@ def test_scan_over_a_pure_env_matches_its_loop():
     assert_same(last, expected_last, INDUCTOR)
 
 
+@pytest.mark.newest  # with the TensorDict of today
 def test_captured_minibatches_train_as_others(on, captures):
     """Those of examples/ppo.py; the first two run before the capture."""
     env = tw.make("CartPole-v1", 1, device=on.name)
@@ -331,6 +332,7 @@ TRAININGS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.full
 @pytest.mark.parametrize("script", TRAININGS, ids=lambda script: script.__name__)
 def test_captured_training_equals_one_that_is_not(script, on, captures, tmp_path):

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+inductor: Any = None
+list_options: Any = list
 try:
     from torch import _inductor
 
-    inductor: Any = _inductor.compile
-    list_options: Any = _inductor.list_options
+    list_options = _inductor.list_options
+    if torch.__version__ >= (2, 8):  # type: ignore[operator]  # 2.7 fails if its cache has the graph
+        inductor = _inductor.compile
 except (ImportError, AttributeError):
-    inductor = None
-    list_options = list
+    pass
 try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
