@@ -224,13 +224,14 @@ class TransformedEnv(Wrapper):
         return None  # `deploy` takes the transforms
 
     def _step(self, action: Value) -> TensorDict:
-        if self._graphs is not None:
-            return self._advance(action)[0]
         successor = self._step_below(action)
-        return self.transforms.step(successor)
+        if self._graphs is None:
+            return self.transforms.step(successor)
+        return self._graphs.step(successor)[0]  # type: ignore[no-any-return]
 
     def _advance(self, action: Value) -> tuple[TensorDict, Value]:
-        if self._graphs is None:
+        is_overridden = type(self)._step is not TransformedEnv._step
+        if self._graphs is None or is_overridden:
             return super()._advance(action)
         successor = self._step_below(action)
         return self._graphs.step(successor)  # type: ignore[no-any-return]
