@@ -14,7 +14,8 @@ try:
     from torch import _inductor
 
     list_options = _inductor.list_options
-    if torch.__version__ >= (2, 8):  # type: ignore[operator]  # 2.7 fails if its cache has the graph
+    # 2.7 fails if its cache on disk has the graph.
+    if torch.__version__ >= (2, 8):  # type: ignore[operator]
         inductor = _inductor.compile
 except (ImportError, AttributeError):
     pass
