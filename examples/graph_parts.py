@@ -59,6 +59,7 @@ class GraphFlags(Flags):
     backend: str = "inductor"  # of torch.compile; "none" for none
     total_timesteps: int = 250_000  # of each training
     num_envs: int = 64
+    num_steps: int = 32  # of each env in an iteration
     resume: bool = False  # from the checkpoint in --out, if there is one
     save_every: int = 100  # iterations between two checkpoints
     eval_episodes: int = 128
@@ -216,6 +217,7 @@ class Run:
 
     def __init__(self, args: GraphFlags, grid: Grid, state: Tensors, draw: Callable) -> None:
         self.args = args
+        self.steps_per_iteration = args.num_envs * args.num_steps
         self.grid = grid
         self.state = state
         self.draw = draw
@@ -232,10 +234,10 @@ class Run:
         if args.resume and self.path.exists():
             self.load()
 
-    def train(self, iterate: Callable[..., Any], batch_size: int) -> dict[str, float]:
+    def train(self, iterate: Callable[..., Any]) -> dict[str, float]:
         """Calls `iterate(state, hyper, progress, *random)`, which returns a state and figures."""
         args = self.args
-        num_iterations = -(-args.total_timesteps // batch_size)
+        num_iterations = -(-args.total_timesteps // self.steps_per_iteration)
         hyper = self.grid.hyper(args)
         todo = range(len(self.curve), num_iterations)
         start = now = time.perf_counter()
@@ -249,7 +251,7 @@ class Run:
                 self.save()
         self.save()  # waits for the device
         seconds = time.perf_counter() - now
-        steps = len(todo[1:]) * batch_size * len(self.grid.trainings)
+        steps = len(todo[1:]) * self.steps_per_iteration * len(self.grid.trainings)
         return {"steps_per_second": steps / seconds, "first_iteration_seconds": now - start}
 
     def random(self) -> list[Tensor]:
@@ -280,6 +282,7 @@ class Run:
     ) -> dict[str, Any]:
         """Evaluates each training, and writes its agent, metrics.json and the curves."""
         args = self.args
+        self.write_curves(args.num_envs * (env.signature.max_episode_steps or 0))
         (args.out / "agents").mkdir(exist_ok=True)
         states = self.grid.unstack(self.state["env"])
         vectors = self.grid.unstack(self.state["adam"]["params"])
@@ -300,7 +303,7 @@ class Run:
         print(f"{text}\nresults in {args.out}")
         return metrics
 
-    def write_curves(self, batch_size: int, num_biased: int) -> None:
+    def write_curves(self, num_biased: int) -> None:
         """Mean returns of the episodes that end in an iteration: curves.csv, learning_curve.png.
 
         Args:
@@ -308,7 +311,7 @@ class Run:
         """
         args = self.args
         returns = torch.stack(self.curve).cpu()
-        steps = batch_size * torch.arange(1, len(returns) + 1)
+        steps = self.steps_per_iteration * torch.arange(1, len(returns) + 1)
         with open(args.out / "curves.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["env_steps", *self.grid.trainings])
@@ -324,5 +327,6 @@ class Run:
             axes.legend()
         axes.axvspan(0, min(num_biased, args.total_timesteps), color="gray", alpha=0.15)
         title = f"{args.env_id}: mean and range of {len(args.seeds)} seeds"
-        axes.set(title=title, xlabel="env steps; gray: no long episode has ended yet")
+        xlabel = "env steps; gray: no long episode has ended yet"
+        axes.set(title=title, xlabel=xlabel, ylabel="return")
         axes.figure.savefig(args.out / "learning_curve.png")

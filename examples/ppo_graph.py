@@ -58,7 +58,6 @@ class Args(GraphFlags):
 
     out: Path = Path("runs/ppo_graph")
     learning_rate: tuple[float, ...] = (3e-3,)  # annealed linearly to zero
-    num_steps: int = 32
     gamma: tuple[float, ...] = (0.98,)
     gae_lambda: tuple[float, ...] = (0.95,)
     num_minibatches: int = 4
@@ -219,9 +218,7 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
 def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     torch.set_num_threads(1)  # small minibatches are faster on one thread
     run, env, agent, iteration = start(args, make)
-    batch_size = args.num_envs * args.num_steps
-    figures = run.train(compiled(iteration, args), batch_size)
-    run.write_curves(batch_size, args.num_envs * (env.signature.max_episode_steps or 0))
+    figures = run.train(compiled(iteration, args))
     return run.finish(figures, env, agent, lambda td: agent(td["observation"])[0].sample())
 
 

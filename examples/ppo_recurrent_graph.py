@@ -196,9 +196,7 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
 def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
     torch.set_num_threads(1)
     run, env, agent, iteration = start(args, make)
-    batch_size = args.num_envs * args.num_steps
-    figures = run.train(compiled(iteration, args), batch_size)
-    run.write_curves(batch_size, args.num_envs * (env.signature.max_episode_steps or 0))
+    figures = run.train(compiled(iteration, args))
     return run.finish(figures, env, agent, agent.act)
 
 

@@ -333,7 +333,7 @@ def test_resumed_run_equals_one_that_was_not_stopped(script, monkeypatch, tmp_pa
         run(tmp_path / "killed", resume=True, **{**arguments, "seeds": (1, 3)})
 
 
-# Nobody has tuned on the seed
+# By the default seed, which training was tried with
 LEVELS = {example: 475, dqn_graph: 475, ppo_recurrent_graph: 450}
 
 
