@@ -53,7 +53,7 @@ class ConnectFour(nn.Module, FuncEnv):
             pool[member] = weights.detach()
 
     def drop(self, board, column, piece):
-        height = (board != 0).sum(0)[column]
+        height = (board != 0).sum(0)[column[None]]
         return torch.where(self.cells == 7 * height + column, piece, board)
 
     def wins(self, board, piece):
@@ -65,8 +65,8 @@ class ConnectFour(nn.Module, FuncEnv):
 
     def reply(self, board, rng):
         masks, cells = self.observation({"board": -board}, rng).values()
-        member = rng.env % POOL_SIZE
-        weights = {name: pool[member] for name, pool in self.pool.named_parameters()}
+        member = rng.env[None] % POOL_SIZE  # not a scalar, because of PyTorch 2.7's vmap
+        weights = {name: pool[member][0] for name, pool in self.pool.named_parameters()}
         logits = functional_call(self.pool, weights, torch.cat([masks, cells]))
         gumbel = -random.exponential(rng, shape=(7,)).log()
         scores = torch.where(masks > 0, logits + gumbel, -torch.inf)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("setuptools")
+pytest.importorskip("setuptools", minversion="70.1")  # which has bdist_wheel
 
 ROOT = Path(__file__).parents[2]
 BUILD = "from setuptools import build_meta; print(build_meta.build_editable('..'))"
