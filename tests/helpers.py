@@ -19,7 +19,6 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
-import torchwrap as tw
 from torchwrap import transforms as T
 
 # Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it
@@ -126,18 +125,6 @@ def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
     given, _ = play(compiled, num_steps, compiled.reset(seed=0))
     assert_same(given, expected, tolerance)
     return expected["transition", "next"]
-
-
-def assert_transforms_compile(make):
-    """Compiled transforms on an env that a simulator on the host steps equal eager ones."""
-
-    def stack():
-        transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5)
-        return tw.TransformedEnv(make(), *transforms)
-
-    compiled = tw.compile(stack(), backend="aot_eager")
-    assert compiled.is_compiled
-    assert assert_plays_the_same(stack(), compiled, 20, AOT)["done"].any()
 
 
 def assert_transition_and_masked_reset_are_a_step(env, other, num_steps=10):

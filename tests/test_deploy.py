@@ -532,31 +532,6 @@ def test_entry_that_a_later_action_depends_on_is_kept():
     assert actions == [0, 0, 1, 2]
 
 
-def test_robot_without_the_simulated_noise_is_deployed_from_a_sibling():
-    def make_env(noisy=True):
-        noise, late_noise = [[T.AddNoise(0.1)] if noisy else [] for _ in range(2)]
-        delay = [T.DelayAction((0, 1)), T.StickyAction(0.5)] if noisy else []
-        env = tw.TransformedEnv(continuous(), *delay, T.ClipAction())
-        env = W.RepeatAction(env, 2) if noisy else env
-        groups = {
-            "actor": [*late_noise, T.NormalizeObservation()],
-            "critic": [T.NormalizeObservation()],
-        }
-        return tw.TransformedEnv(env, *noise, T.ClipObservation(-3, 3), T.ObservationGroups(groups))
-
-    env = make_env()
-    tw.rollout(env, None, 9)
-    act = lambda td: td["observation", "actor"][:, :2]  # noqa: E731
-    sibling = make_env(noisy=False)
-    sibling.load_state_dict(env.state_dict())
-    learned = env.transforms[-1].parts["actor"][1].statistics
-    raw = torch.tensor([[0.5, -9.0, 2.0]])
-    expected = (raw.clamp(-3, 3) - learned.mean) / (learned.var + 1e-8).sqrt()
-    action = tw.deploy(sibling, act)(raw)
-    bounded = expected[:, :2].clamp(torch.tensor(-3), torch.tensor([1, 2]))
-    torch.testing.assert_close(action, bounded.float())
-
-
 # State.
 
 

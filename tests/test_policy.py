@@ -337,8 +337,3 @@ def test_collector_with_batch_norm_learns_its_statistics():
     data = tw.rollout(ScriptedEnv(NUM_ENVS, (2,)), policy, 5)
     mean = data["observation"].numpy().mean((0, 1), dtype=np.float64)
     np.testing.assert_allclose(policy[1][0].running_mean, mean, rtol=1e-6)
-
-
-def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():
-    with pytest.raises(ValueError, match="PolicyState"):
-        tw.to_gymnasium(make())

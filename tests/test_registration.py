@@ -170,7 +170,7 @@ def test_registered_env_of_a_module_is_made_by_the_modules_name(registry, monkey
         "tw.register('moons/Io-v1', lambda: Pendulum(1.8), max_episode_steps=5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="moons/Io-v1"):
+    with pytest.raises(ValueError, match=r"module:.*moons/Io-v1"):
         tw.make("moons/Io-v1")
     try:
         env = tw.make("moons:moons/Io-v1", 2)

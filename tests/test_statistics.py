@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import assert_same, buffers, from_reset, load_example, mostly_full
+from helpers import assert_same, buffers, load_example, mostly_full
 from numpy.testing import assert_allclose
 from processes import Processes
 from tensordict import TensorDict
@@ -205,34 +205,6 @@ def test_every_process_refuses_other_statistics_and_continues(processes, kind):
     messages = processes.run(2, sync_different, kind, 1)
     assert "rank 1" in messages[1][0]
     assert_same(*processes.run(2, sync_an_env))
-
-
-def play(rank, group, env_id, backend, num_envs):
-    shard = num_envs // dist.get_world_size(group)
-    env = tw.make(
-        env_id,
-        shard,
-        backend=backend,
-        first_index=rank * shard,
-        max_episode_steps=9,
-    )
-    data = from_reset(tw.Collector(env, None, 25), seed=3)
-    return TensorDict({"data": data, "root": env.root}, [shard])
-
-
-@pytest.mark.parametrize("backend", mostly_full(["torch", "gymnasium"], "torch"))
-def test_processes_see_the_data_of_one(processes, backend):
-    (whole,) = processes.run(
-        1,
-        play,
-        "CartPole-v1",
-        backend,
-        8,
-    )
-    assert_same(
-        torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)),
-        whole,
-    )
 
 
 def test_sync_without_processes_changes_nothing():

@@ -5,9 +5,7 @@ import copy
 import pytest
 import torch
 from catalogue import (
-    COMPILED,
     NUM_ENVS,
-    TRANSFORMS,
     cartpole,
     gymnasium_cartpole,
     seven,
@@ -18,7 +16,6 @@ from helpers import (
     INDUCTOR,
     assert_no_overlap,
     assert_plays_the_same,
-    mostly_full,
     params,
 )
 
@@ -40,15 +37,6 @@ def assert_staggered(done):
 
 
 # `check_transform` compares every transform of `TRANSFORMS` in the same way.
-@pytest.mark.parametrize(
-    "name", ["StickyAction", *mostly_full([name for name in COMPILED if name not in TRANSFORMS])]
-)
-def test_compiled_transform_matches_eager(name):
-    following = assert_plays_the_same(stack(name), compiled(stack(name)), 40, AOT)
-    assert_staggered(following["done"])
-    assert (following["terminated"] & following["truncated"]).any()
-
-
 # Inductor.
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from catalogue import NUM_ENVS, WRAPPERS, ActorCritic, cartpole, vmapped
 from gymnasium.spaces import Box
-from helpers import INDUCTOR, assert_same, buffers, mostly_full
+from helpers import AT_RELEASES, INDUCTOR, assert_same, buffers, mostly_full
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -88,9 +88,13 @@ def stacked():
     return tw.TransformedEnv(ScriptedEnv(NUM_ENVS), *transforms)
 
 
-@pytest.mark.full
-def test_transforms_compile_in_a_stack():
-    assert_compiles(stacked)
+THROUGH_INDUCTOR = pytest.param("inductor", INDUCTOR, marks=AT_RELEASES)
+
+
+@full
+@pytest.mark.parametrize(("backend", "tolerance"), [("eager", 0.0), THROUGH_INDUCTOR])
+def test_transforms_compile_in_a_stack(backend, tolerance):
+    assert_compiles(stacked, backend, tolerance)
 
 
 @full
@@ -114,18 +118,3 @@ ENVS["MaxAndSkipObservation"] = functools.partial(
 @pytest.mark.parametrize("name", mostly_full(ENVS, long={*NATIVE} - {"CartPole-v1"}))
 def test_env_compiles(name):
     assert_compiles(ENVS[name])
-
-
-def test_action_is_not_changed_and_outputs_are_the_callers():
-    env = ScriptedEnv(2, (3,), episode_lengths=2)
-    step = torch.compile(users_step(env), fullgraph=True, backend="aot_eager")
-    transition, td = step(env.reset())
-    held = transition.clone()
-    step(td)
-    assert_same(transition, held)
-
-
-@pytest.mark.long
-@full
-def test_transforms_compile_through_inductor():
-    assert_compiles(stacked, "inductor", INDUCTOR)

@@ -53,6 +53,10 @@ def step(env, td):
     return td
 
 
+def step_alone(env, td):
+    env.step_without_reset(ACTION)
+
+
 def collect(env, td):
     tw.rollout(env, None, 3)
     return env.root
@@ -80,6 +84,7 @@ def assert_unfinished(env, td, name):
 CALLS = {
     "action": (step, "action", r"step\(\)"),
     "step": (step, "step", r"step\(\)"),
+    "step without reset": (step_alone, "step", r"step_without_reset\(\)"),
     "auto-reset": (step, "reset", r"step\(\)"),
     "collection": (collect, "step", r"step\(\)"),
     "auto-reset of a collection": (collect, "reset", r"step\(\)"),

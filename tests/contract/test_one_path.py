@@ -8,7 +8,6 @@ from functional.func_envs import Noisy
 from gymnasium.spaces import Box
 
 import torchwrap as tw
-from torchwrap import random
 
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE}
@@ -100,22 +99,3 @@ def test_two_threads_compute_the_same_bits_as_one(threads):
     expected = play(name, 40_001, 1, rows)
     threads(2)
     assert torch.equal(play(name, 40_001, 1, rows), expected)
-
-
-DRAWS = {
-    "bits": lambda key: random.bits(key, count=5),
-    "uniform": lambda key: random.uniform(key, shape=(5,)),
-    "normal": lambda key: random.normal(key, shape=(5,)),
-    "exponential": lambda key: random.exponential(key, shape=(5,)),
-}
-
-
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize("first, size", [(0, 1), (990, 10)])
-def test_random_words_are_the_same_for_one_key_and_for_many(draw, first, size):
-    whole = random.Stream(1_000, seed=5)
-    shard = random.Stream(size, first, seed=5)
-    assert torch.equal(
-        draw(shard.key()),
-        draw(whole.key())[first : first + size],
-    )

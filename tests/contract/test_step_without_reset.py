@@ -1,11 +1,9 @@
 """Steps without auto-reset, and the episode clock: for libraries that reset by themselves."""
 
-import gymnasium
 import pytest
 import torch
 from catalogue import stack
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode
 from helpers import assert_transition_and_masked_reset_are_a_step, mostly_full
 
 import torchwrap as tw
@@ -27,7 +25,6 @@ def cartpole(**kwargs):
 MAKERS = {
     "scripted": lambda: stack("Compose of seven"),
     "native": cartpole,
-    "sync": lambda: cartpole(backend="gymnasium"),
     "compiled": lambda: tw.compile(cartpole(), backend="eager"),
     "repeated": lambda: RepeatAction(ScriptedEnv(5), 2),
 }
@@ -35,32 +32,11 @@ MAKERS = {
 
 @pytest.mark.parametrize(
     "name",
-    mostly_full(MAKERS, "native", "sync"),
+    mostly_full(MAKERS, "native"),
 )
 def test_step_without_reset_and_masked_reset_equal_a_step(name):
     with MAKERS[name]() as stepped, MAKERS[name]() as manual:
         assert assert_transition_and_masked_reset_are_a_step(manual, stepped, 30) > 3
-
-
-def test_step_without_reset_of_a_same_step_env_gives_final_observations(bridge):
-    makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=3)] * 2
-    env = bridge(makers, mode=AutoresetMode.SAME_STEP)
-    other = bridge(makers, mode=AutoresetMode.DISABLED)
-    assert assert_transition_and_masked_reset_are_a_step(env, other) > 2
-
-
-class Interrupted(ScriptedEnv):
-    def _step(self, action):
-        raise KeyboardInterrupt
-
-
-def test_step_without_reset_interrupted_asks_for_reset():
-    env = Interrupted(2)
-    env.reset()
-    with pytest.raises(KeyboardInterrupt):
-        env.step_without_reset(env.sample_action())
-    with pytest.raises(RuntimeError, match=r"step_without_reset\(\)"):
-        env.snapshot()
 
 
 # The clock.

@@ -94,19 +94,6 @@ def test_reset_with_invalid_options_raises_and_changes_nothing(id, options):
     assert (env.snapshot() == before).all()
 
 
-REFUSED_BY_GYMNASIUM = [
-    (id, options)
-    for id, options in INVALID_OPTIONS
-    if not options.keys() & {"hihg", "rng"} and math.nan not in options.values()
-]
-
-
-@pytest.mark.parametrize(("id", "options"), REFUSED_BY_GYMNASIUM, ids=str)
-def test_invalid_options_are_invalid_in_gymnasium(id, options):
-    with pytest.raises((ValueError, OverflowError)):
-        make_gymnasium(id).reset(options=options)
-
-
 INVALID_ARGUMENTS = [
     *[("Pendulum-v1", "g", value) for value in ("10", None, math.nan, [9.8])],
     ("Acrobot-v1", "book_or_nips", "paper"),

@@ -6,7 +6,6 @@ from func_envs import BroadcastWalk, Walk, changed, play, some_actions, variant
 from helpers import buffers
 
 from torchwrap import FunctionalEnv
-from torchwrap.testing import check_env
 
 COUNT = torch.zeros((), dtype=torch.int64)
 FLAGS = torch.zeros(2, dtype=torch.bool)
@@ -81,19 +80,6 @@ HOST_READS = {
 def test_function_that_reads_on_the_host_is_named(function):
     with pytest.raises(TypeError, match=r"Variant\.reward"):
         FunctionalEnv(on_position(function), 3)
-
-
-def test_function_that_keeps_a_tensor_in_an_attribute_is_found_by_check_env():
-    class Keeping(BroadcastWalk):
-        last = 0.0
-
-        def observation(self, state, rng):
-            last = self.last
-            self.last = state["position"].mean()
-            return super().observation(state, rng) + last
-
-    with pytest.raises(AssertionError, match=r"^Keeping: .*observation"):
-        check_env(lambda n: FunctionalEnv(Keeping(), n))
 
 
 def test_infos_with_equal_names_raise():

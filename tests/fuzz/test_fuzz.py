@@ -19,8 +19,6 @@ from gymnasium.envs.registration import EnvSpec
 from helpers import AOT, INDUCTOR, through_file
 
 import torchwrap as tw
-from torchwrap import RowMask
-from torchwrap import transforms as T
 
 # Results belong to the caller, and a snapshot continues bit for bit.
 
@@ -169,49 +167,3 @@ def test_stack_through_inductor_equals_the_eager_one(number, check, first_seed):
 
 
 # The fuzzer finds what is wrong.
-
-
-def returns_buffers(self, td):
-    td.set(self.keys["return"], self.running_return.add_(td["reward"]).float())
-    return td.set(self.keys["length"], self.running_length.add_(1))
-
-
-def fills_all_but_the_first_in_graphs(mask, buffer, value, whole=RowMask.fill_):
-    rest = (
-        mask
-        if mask.indices is not None
-        else RowMask(mask.tensor & (torch.arange(mask.tensor.shape[0]) > 0))
-    )
-    whole(rest, buffer, value)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("owner", "name", "planted", "check", "make", "message"),
-    [
-        (
-            T.RecordEpisodeStatistics,
-            "step",
-            returns_buffers,
-            check_contract,
-            draw,
-            "(operation .*|the last snapshot), after writes",
-        ),
-        pytest.param(
-            RowMask,
-            "fill_",
-            fills_all_but_the_first_in_graphs,
-            check_compiled_env,
-            compilable,
-            "operation .* instead of",
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_fuzzer_finds_a_planted_fault(owner, name, planted, check, make, message, monkeypatch):
-    monkeypatch.setattr(owner, name, planted)
-    with pytest.raises(AssertionError, match=rf"(?s)seed .*, AssertionError: .*{message}"):
-        for seed in range(30):
-            stack = make(seed)
-            with repeatable(stack):
-                check(stack)

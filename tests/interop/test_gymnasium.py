@@ -38,7 +38,6 @@ from torchwrap.testing import ScriptedEnv
 STAGGERED = [(4,), (2, 5), (1,)]
 CARTPOLE = functools.partial(gymnasium.make, "CartPole-v1")
 by_vectorization = pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
-every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 in_process_or_not = pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 
 

@@ -16,7 +16,6 @@ from helpers import (
     Held,
     assert_no_overlap,
     assert_same,
-    assert_transforms_compile,
     assert_transition_and_masked_reset_are_a_step,
     load_example,
     play,
@@ -235,10 +234,6 @@ def test_info_keys_are_columns_of_numbers():
         assert (steps == 1.0 + elapsed.unsqueeze(-1)).all()
         is_far = successor["observation"][:, :1] > 1
         assert (successor["info", "is_far"] == is_far.float()).all()
-
-
-def test_compile_compiles_the_transforms():
-    assert_transforms_compile(lambda: make(20))
 
 
 # Memory.

@@ -10,7 +10,6 @@ from gymnasium import spaces as S
 from gymnasium.wrappers import TimeLimit
 from helpers import (
     assert_same,
-    assert_transforms_compile,
     load_example,
     params,
     play,
@@ -36,7 +35,6 @@ RESETS = {
     "auto-reset": {"auto_reset": True},
     "auto-reset, ids": {"auto_reset": True, "reset_by": "ids"},
 }
-each_reset = pytest.mark.parametrize("kwargs", RESETS.values(), ids=RESETS)
 by_auto_reset = pytest.mark.parametrize("auto_reset", [False, True])
 
 
@@ -198,11 +196,6 @@ def test_close_closes_the_simulator():
         assert not simulator.is_closed
     assert simulator.is_closed
     simulator.make_env(close=None).close()
-
-
-@pytest.mark.full
-def test_compile_compiles_the_transforms():
-    assert_transforms_compile(lambda: make(20))
 
 
 # Errors.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import ks_distance, params
-from space_cases import INF, SPACES, assert_equal_arrays, every_space
+from space_cases import SPACES, assert_equal_arrays, every_space
 
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
@@ -43,7 +43,7 @@ QUICK = ["each its own", "int64", "Discrete start", "MultiBinary"]
 
 @pytest.mark.parametrize("space", params(LEAVES, quick=QUICK))
 def test_sample_has_the_distribution_of_gymnasium(space):
-    count = 5000
+    count = 20_000
     ours = draw(space, count).double().reshape(count, -1).numpy()
     space.seed(0)
     theirs = [space.sample() for _ in range(count)]
@@ -51,36 +51,6 @@ def test_sample_has_the_distribution_of_gymnasium(space):
     bound = 1.95 * math.sqrt(2 / count)  # exceeded once in a thousand
     for column in range(min(ours.shape[1], 5)):
         assert two_sample_distance(ours[:, column], theirs[:, column]) < bound
-
-
-BOUNDS = {  # low, high, mean, deviation
-    "both": (-2, 6, 2, 8 / math.sqrt(12)),
-    "none": (-INF, INF, 0, 1),
-    "below": (3, INF, 4, 1),
-    "above": (-INF, -3, -4, 1),
-    "equal": (5, 5, 5, 0),
-}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
-def test_sample_of_a_box_has_the_moments_of_its_kind_of_bound(bounds, dtype):
-    low, high, mean, deviation = bounds
-    value = draw(
-        spaces.Box(
-            low,
-            high,
-            (4,),
-            dtype,
-        ),
-        50_000,
-    ).double()
-    assert (value.mean(0) - mean).abs().max() < 0.03
-    assert (value.std(0) - deviation).abs().max() < 0.03
-    assert low <= value.min() < (mean - 3 if low == -INF else low + 1e-3)
-    assert high >= value.max() > (mean + 3 if high == INF else high - 1e-3)
-    if deviation > 0:
-        assert (torch.corrcoef(value.T) - torch.eye(4)).abs().max() < 0.03
 
 
 FINITE = [
@@ -101,6 +71,7 @@ FINITE = [
         range(-6, -2),
     ),
     (spaces.Discrete(1, start=9), [9]),
+    (spaces.Box(5, 5, (2,)), [5]),
     (
         spaces.Box(2**60 + 1, 2**60 + 3, (2,), np.int64),
         range(2**60 + 1, 2**60 + 4),

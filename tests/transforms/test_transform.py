@@ -3,7 +3,6 @@
 import copy
 import functools
 
-import gymnasium as gym
 import numpy as np
 import oracles
 import pytest
@@ -53,20 +52,6 @@ def test_masked_reset_and_snapshot_keep_the_callers_root(name):
     observation = env.reset(mask=mask)["observation"]
     assert (observation[~mask] == -1).all()
     assert (observation[mask] != -1).any()
-
-
-ENVS = {
-    "an env": lambda: oracles.scripted(),
-    "a gymnasium env": lambda: gym.make("CartPole-v1"),
-    "a vector env": lambda: gym.make_vec("CartPole-v1", 2),
-}
-
-
-@pytest.mark.parametrize("make_env", ENVS.values(), ids=ENVS)
-@pytest.mark.parametrize("kind", [T.NormalizeObservation, T.TimeLimit, T.Transform], ids=str)
-def test_transform_of_an_env_as_a_wrapper_of_gymnasium_names_transformed_env(kind, make_env):
-    with pytest.raises(TypeError, match=rf"^{kind.__name__}: .*TransformedEnv\(env, "):
-        kind(make_env(), 100)
 
 
 ARRAYS = {

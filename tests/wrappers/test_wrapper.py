@@ -6,7 +6,7 @@ from helpers import assert_same
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.testing import ScriptedEnv, check_env
+from torchwrap.testing import ScriptedEnv
 
 
 class HalfReward(tw.Wrapper):
@@ -26,11 +26,6 @@ def clipped():
             T.ClipReward(-1, 1),
         )
     )
-
-
-@pytest.mark.full
-def test_wrapper_satisfies_the_contract_of_an_env():
-    check_env(lambda **arguments: HalfReward(ScriptedEnv(**arguments)))
 
 
 def test_wrapper_nested_has_gymnasiums_repr_and_unwrapped():
