@@ -298,7 +298,6 @@ MOST_LINES = {
     "ppo_graph": 240,
     "dqn_graph": 250,
     "ppo_recurrent_graph": 250,
-    "cleanrl_style": 240,
     "custom_env": 59,
 }
 

@@ -1,8 +1,6 @@
 """Gymnasium's side: its vector wrappers on the scripted env, CartPole and HalfCheetah."""
 
-import importlib
 import itertools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +12,6 @@ from gymnasium.wrappers import vector as wrappers
 
 from . import loops, script
 from .bridge import FOUR
-from .measure import ROOT
 from .worker import Timed
 
 
@@ -76,15 +73,14 @@ class FinalObservation(VectorWrapper):
 
 
 def cleanrl(num_envs: int) -> dict[str, float]:
-    """A step of examples/cleanrl_style.py."""
-    sys.path.insert(0, str(ROOT / "examples"))
+    """A step of cleanrl_style.py."""
 
     def make_envs(args: Any) -> VectorEnv:
         # NormalizeObservation demands next-step auto-reset, where a step ends in the final one.
         env = gymnasium.make_vec(loops.ENV_ID, num_envs, vectorization_mode="sync")
         return FinalObservation(_build(env, FOUR))
 
-    return loops.cleanrl(num_envs, make_envs, importlib.import_module("cleanrl_style"))
+    return loops.cleanrl(num_envs, make_envs)
 
 
 def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:

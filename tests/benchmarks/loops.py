@@ -4,6 +4,7 @@ A figure is the CPU time of a process per step of all envs, learning included: 2
 env and 10 epochs of 32 minibatches an iteration, four transforms.
 """
 
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -52,8 +53,9 @@ def run(options: Options) -> Figures:
     return figures
 
 
-def cleanrl(num_envs: int, make_envs: Callable[[Any], Any], module: Any) -> dict[str, float]:
-    """A step of examples/cleanrl_style.py, with other envs."""
+def cleanrl(num_envs: int, make_envs: Callable[[Any], Any]) -> dict[str, float]:
+    """A step of cleanrl_style.py, with other envs."""
+    module = importlib.import_module(".cleanrl_style", __package__)
     module.make_envs = make_envs
 
     def learn(iterations: int) -> None:

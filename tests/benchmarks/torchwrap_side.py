@@ -165,10 +165,10 @@ def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dic
 
 
 def cleanrl(num_envs: int, way: str) -> dict[str, float]:
-    """A step of examples/cleanrl_style.py over `to_gymnasium`."""
+    """A step of cleanrl_style.py over `to_gymnasium`."""
     envs = tw.to_gymnasium(_half_cheetah(num_envs, FOUR, way))
     envs.close = lambda: None  # between the warm-up and the rest, which compile once
-    return loops.cleanrl(num_envs, lambda args: envs, _example("cleanrl_style"))
+    return loops.cleanrl(num_envs, lambda args: envs)
 
 
 def sb3_loop(num_envs: int, way: str) -> dict[str, float]:

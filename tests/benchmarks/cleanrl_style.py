@@ -1,7 +1,7 @@
 """PPO on a Gymnasium vector env, in the structure of CleanRL's scripts.
 
-python examples/cleanrl_style.py                        CartPole-v1, discrete actions
-python examples/cleanrl_style.py --env-id Pendulum-v1   continuous actions, with normalization
+python tests/benchmarks/cleanrl_style.py                        CartPole-v1, discrete actions
+python tests/benchmarks/cleanrl_style.py --env-id Pendulum-v1   continuous, with normalization
 
 Only `make_envs` uses torchwrap: the rest takes any `gymnasium.vector.VectorEnv` in same-step
 auto-reset with episode statistics. A truncated episode is bootstrapped from `infos["final_obs"]`.
@@ -17,8 +17,6 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from ppo import Flags
-from ppo_parts import one_line, plain, to_vector
 from torch import Tensor, nn, optim
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -27,7 +25,7 @@ from torchwrap import transforms as T
 
 
 @dataclass
-class Args(Flags):
+class Args:
     """Hyperparameters that are None take a value in DEFAULTS."""
 
     env_id: str = "CartPole-v1"
@@ -84,13 +82,8 @@ DEFAULTS = {
 
 def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
     env = tw.make(args.env_id, args.num_envs)
-    space = env.single_action_space
-    if not isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.Box):
-        fault = f"actions must be Discrete or a Box of floats, got {one_line(space)}"
-        raise ValueError(f"cleanrl_style.py: {fault}. Use ppo.py.")
-    env = plain(env)
-    transforms = [T.RecordEpisodeStatistics(), *to_vector(env.single_observation_space)]
-    if isinstance(space, gymnasium.spaces.Box):
+    transforms = [T.RecordEpisodeStatistics(), T.FlattenObservation()]
+    if isinstance(env.single_action_space, gymnasium.spaces.Box):
         transforms += [T.ClipAction(), T.NormalizeObservation(), T.ClipObservation(-10, 10)]
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
     return tw.to_gymnasium(tw.TransformedEnv(env, *transforms))
@@ -99,7 +92,7 @@ def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
     layers = [*hidden, nn.Linear(64, outputs)]
-    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
+    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std), strict=True):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
     return nn.Sequential(*layers)

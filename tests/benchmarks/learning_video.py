@@ -1,27 +1,31 @@
 """The moving picture of the README: 64 pendulums while PPO learns, recorded by RecordVideo.
 
-python examples/learning_video.py       writes examples/media/learning.gif, in some minutes
+`python tests/benchmarks/learning_video.py` writes examples/media/learning.gif, in some minutes.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
 import imageio.v2
 import numpy as np
-import ppo
 from PIL import Image, ImageDraw
 
 import torchwrap as tw
 from torchwrap import wrappers as W
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+import ppo  # noqa: E402
 
 NUM_ENVS = 64
 FRAMES = 48
 STARTS = (0, 800, 6_000)  # steps where a video starts; episodes start at multiples of 200
 SIZE = 576  # pixels; a tile is an eighth of the width
 CAPTION = 20
-TARGET = Path(__file__).parent / "media" / "learning.gif"
+TARGET = EXAMPLES / "media" / "learning.gif"
 
 
 class Tiles(tw.Wrapper):
