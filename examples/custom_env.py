@@ -19,24 +19,24 @@ class PointMass(FuncEnv):
     action_space = Box(-1, 1, (2,))
 
     # The state is a dict of tensors. rng is a key, so equal calls draw equal numbers.
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         position, target = random.uniform(rng, -1, 1, (2, 2))
         return {"position": position, "velocity": torch.zeros_like(position), "target": target}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         wind = random.normal(rng, 0, 0.002, (2,))
         velocity = 0.95 * state["velocity"] + 0.02 * action.clamp(-1, 1) + wind
         position = (state["position"] + velocity).clamp(-2, 2)
         return {"position": position, "velocity": velocity, "target": state["target"]}
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         distance = state["target"] - state["position"]
         return torch.cat([state["position"], state["velocity"] * 10, distance])
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         return -torch.linalg.vector_norm(next_state["target"] - next_state["position"])
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return torch.linalg.vector_norm(state["target"] - state["position"]) < 0.1
 
 

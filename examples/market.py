@@ -11,7 +11,6 @@ find out.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 import ppo
@@ -45,13 +44,13 @@ class Market(FuncEnv):
         weekday=Discrete(7),
     )
 
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         zeros = torch.zeros(self.goods, dtype=torch.int64, device=rng.env.device)
         appeal = random.uniform(rng, 0.2, 0.9, (self.goods,))  # hidden
         state = {"stock": zeros, "sold": zeros, "missed": zeros, "appeal": appeal}
         return {**state, "money": torch.full_like(appeal[0], 30), "day": zeros[0]}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         stock = (state["stock"] + action[:-1]).clamp(max=self.shelf)
         ordered = stock - state["stock"]  # units that do not fit are not bought
         price = action[-1]
@@ -74,7 +73,7 @@ class Market(FuncEnv):
             "day": state["day"] + 1,
         }
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         return {
             "stock": state["stock"] / self.shelf,
             "demand": (state["sold"] + state["missed"]) / self.visitors,
@@ -82,51 +81,37 @@ class Market(FuncEnv):
             "weekday": state["day"] % 7,
         }
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         return (next_state["money"] - state["money"]) / 10
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return state["money"] < 0
 
-    def state_info(self, state, params=None):
+    def state_info(self, state):
         return {"sold": state["sold"].sum(), "missed": state["missed"].sum()}
 
 
 tw.register("Market-v0", Market, max_episode_steps=56)
 
 
-@dataclass
-class Args(ppo.Flags):
-    total_timesteps: int = 150_000
-    """total number of env steps"""
-    num_episodes: int = 256
-    """number of episodes of each evaluation"""
-    seed: int = 1
-    """seed of the environments and of PyTorch"""
-    out: Path = Path("runs/market")
-    """folder of the learning curve and of the checkpoint"""
+PPO = dict(num_envs=64, num_steps=64, learning_rate=3e-3, num_minibatches=4, update_epochs=4)
+ARGS = ppo.Args(
+    env_id="Market-v0",
+    out=Path("runs/market"),
+    metrics={"sold": "sum", "missed": "sum"},
+    total_timesteps=150_000,
+    normalize=True,
+    **PPO,
+)
 
 
-def main(args: Args) -> dict[str, dict[str, float]]:
+def main(args: ppo.Args, num_episodes: int = 256) -> dict[str, dict[str, float]]:
     check_env(functools.partial(tw.make, "Market-v0", max_episode_steps=20))
-    settings = ppo.Args(
-        env_id="Market-v0",
-        seed=args.seed,
-        out=args.out,
-        metrics={"sold": "sum", "missed": "sum"},
-        total_timesteps=args.total_timesteps,
-        num_envs=64,
-        num_steps=64,
-        learning_rate=3e-3,
-        num_minibatches=4,
-        update_epochs=4,
-        normalize=True,
-    )
-    ppo.main(settings)
-    env, agent = ppo_output.load(settings, num_envs=64)
+    ppo.main(args)
+    env, agent = ppo_output.load(args, num_envs=64)
     results = {}
     for name, policy in {"random": None, "trained": agent.act}.items():
-        episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)
+        episodes = tw.evaluate(env, policy, num_episodes, seed=args.seed + 1_000)
         episodes = episodes.exclude("env_index")
         results[name] = {key: value.float().mean().item() for key, value in episodes.items()}
         means = [f"{key[8:]} {value:.1f}" for key, value in results[name].items()]
@@ -135,4 +120,4 @@ def main(args: Args) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(tyro.cli(ppo.Args, default=ARGS))

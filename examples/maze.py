@@ -35,7 +35,7 @@ class Maze(FuncEnv):
         super().__init__()
         self.trail = trail
 
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         # Each room has a passage up or to the left. So the rooms are a tree: all are connected.
         shape = (self.rooms, self.rooms)
         coin = random.uniform(rng, shape=shape) < 0.5
@@ -54,7 +54,7 @@ class Maze(FuncEnv):
         agent, goal = y * self.width + x
         return {"free": free, "goal": goal, "agent": agent, "trail": torch.zeros_like(free)}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         distance = torch.where(action < 2, self.width, 1)
         target = state["agent"] + torch.where(action % 2 == 0, -distance, distance)
         is_free = state["free"].gather(0, target) > 0
@@ -63,7 +63,7 @@ class Maze(FuncEnv):
         trail = torch.where(cells == state["agent"], 1, 0.85 * state["trail"])
         return {**state, "agent": agent, "trail": trail}
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         offsets = torch.arange(self.window, device=rng.env.device) - self.margin
         square = offsets.unsqueeze(-1) * self.width + offsets
         cells = state["agent"] + square.flatten()
@@ -72,10 +72,10 @@ class Maze(FuncEnv):
         trail = self.trail * state["trail"].gather(0, cells)
         return torch.stack([free, goal, trail]).view(3, self.window, self.window)
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         return self.terminal(next_state, rng).float()
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return state["agent"] == state["goal"]
 
 

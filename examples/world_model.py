@@ -74,7 +74,7 @@ class Catch(FuncEnv):
     action_space = Discrete(3)  # left, stay, right
     observation_space = Box(0, 255, (size * tile, size * tile, 1), "uint8")
 
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         row = random.integers(rng, 0, self.size // 2)
         return {
             "row": row,
@@ -82,11 +82,11 @@ class Catch(FuncEnv):
             "paddle": torch.full_like(row, self.size // 2),
         }
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         paddle = (state["paddle"] + action - 1).clamp(0, self.size - 1)
         return {"row": state["row"] + 1, "column": state["column"], "paddle": paddle}
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         cells = torch.arange(self.size, device=rng.env.device)
         is_seen = (cells < self.size // 2) | (cells == self.size - 1)
         is_row = (cells == state["row"]) & is_seen
@@ -96,11 +96,11 @@ class Catch(FuncEnv):
         rows = board.repeat_interleave(self.tile, 0)
         return rows.repeat_interleave(self.tile, 1).unsqueeze(-1)
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         is_caught = next_state["column"] == next_state["paddle"]
         return torch.where(is_caught, 1.0, -1.0) * self.terminal(next_state, rng)
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return state["row"] == self.size - 1
 
 

@@ -1,4 +1,4 @@
-"""examples/custom_transform.py: transforms of several kinds."""
+"""examples/custom_transform.py: transforms of three kinds."""
 
 import custom_transform as custom
 import pytest
@@ -17,12 +17,6 @@ def test_example_runs_and_checks_each_transform(monkeypatch, capsys):
 
     monkeypatch.setattr(custom, "check_transform", check)
     custom.main()
-    kinds = [kind for kind in vars(custom).values() if isinstance(kind, type)]
-    kinds = {kind for kind in kinds if kind.__module__ == custom.__name__}
-    assert set(checked) == kinds
-    assert len(kinds) == 5
-    stack, shapes, rewards = capsys.readouterr().out.splitlines()
-    assert stack.startswith("<ContinuousAction()<HideSpeeds()<CartPole-v1(num_envs=64")
-    assert "[64, 60, 2]" in shapes and "[64, 60, 1]" in shapes
-    _, _, before, *_, after = rewards.split()
-    assert float(before.strip(";")) > float(after) > 0.9
+    assert checked == [custom.Progress, custom.SwitchCost, custom.Novelty]
+    before, after = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert before > after > 0.9

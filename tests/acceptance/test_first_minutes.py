@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,8 @@ def test_market_trains_an_own_env_with_dict_observations_and_multidiscrete_actio
 ):
     load_example("ppo")
     script = load_example("market")
-    results = script.main(script.Args(total_timesteps=16_384, num_episodes=64, out=tmp_path))
+    args = replace(script.ARGS, total_timesteps=16_384, out=tmp_path)
+    results = script.main(args, num_episodes=64)
     assert {*results["trained"]} == {
         f"episode_{name}" for name in ("return", "length", "sold", "missed")
     }
