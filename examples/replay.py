@@ -261,10 +261,14 @@ class ReplayBuffer:
         `next_observation`, whose value `discount` multiplies.
         """
         window = steps.unsqueeze(1) + torch.arange(self.n_step, device=self.device)
-        successors = self.read(window, envs.unsqueeze(1), "next")
+        return self.make_batch(window, envs, self.read(window, envs.unsqueeze(1), "next"))
+
+    def make_batch(self, window: Tensor, envs: Tensor, successors: TensorDict) -> TensorDict:
+        """The transitions of windows of steps `(n, n_step)` with these successors."""
         reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
         is_last = done | (window >= self.newest[envs].unsqueeze(1))
         reward, discount, last = n_step_returns(reward, terminated, is_last, self.gamma)
+        steps = window[:, 0]
         batch = {
             "observation": self.observation(steps, envs),
             "action": self.read(steps, envs, "action"),
@@ -391,31 +395,25 @@ class HindsightReplayBuffer(ReplayBuffer):
         window = steps.unsqueeze(1) + torch.arange(self.n_step, device=self.device)
         column = envs.unsqueeze(1)
         successors = self.read(window, column, "next")
-        reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
         own = self.read(window, column, "observation", "desired_goal")
         following = successors["observation", "desired_goal"]
         is_other = (own != following).flatten(2).any(-1) & ~is_new.unsqueeze(1)
-        is_last = done | is_other | (window >= self.newest[envs].unsqueeze(1))
+        successors["done"] |= is_other.unsqueeze(-1)
 
         achieved = successors["observation", "achieved_goal"]
         new = self.read(later, envs, "next", "observation", "achieved_goal")
         goals = new.unsqueeze(1).expand_as(achieved)
-        rewards = self.reward(achieved.flatten(0, 1), goals.flatten(0, 1)).view_as(reward)
-        reward = torch.where(is_new.unsqueeze(1), rewards.to(reward.dtype), reward)
-        reward, discount, last = n_step_returns(reward, terminated, is_last, self.gamma)
+        rewards = self.reward(achieved.flatten(0, 1), goals.flatten(0, 1))
+        reward = successors["reward"]
+        rewards = rewards.view_as(reward).to(reward.dtype)
+        successors["reward"] = torch.where(is_new.view(-1, 1, 1), rewards, reward)
 
-        observation = self.observation(steps, envs)
+        batch = self.make_batch(window, envs, successors)
         is_new = is_new.view(-1, *[1] * (new.dim() - 1))
-        goal = torch.where(is_new, new, observation["desired_goal"])
-        next_observation = self.next_observation(steps + last, envs)
-        batch = {
-            "observation": observation.set("desired_goal", goal),
-            "action": self.read(steps, envs, "action"),
-            "reward": reward,
-            "discount": discount,
-            "next_observation": next_observation.set("desired_goal", goal),
-        }
-        return TensorDict(batch, [len(steps)])
+        goal = torch.where(is_new, new, batch["observation", "desired_goal"])
+        for name in ("observation", "next_observation"):
+            batch[name, "desired_goal"] = goal
+        return batch
 
 
 class SequenceBuffer:
@@ -569,62 +567,3 @@ class TorchRLReplayBuffer:
             self.recent = ReplayBuffer(state["size"], self.gamma, self.n_step, self.device)
             self.recent.load_state_dict(state["recent"])
             self.buffer.load_state_dict(state["buffer"])
-
-
-class TorchRLSequenceBuffer:
-    """`SequenceBuffer` by TorchRL's `SliceSampler`, which draws slices of transitions."""
-
-    def __init__(
-        self,
-        size: int,
-        length: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        import torchrl.data
-
-        # All steps of an env are one trajectory. A slice keeps the flags of its steps.
-        keys = {"traj_key": "env", "init_key": None, "truncated_key": None}
-        self.buffer = torchrl.data.TensorDictReplayBuffer(
-            storage=torchrl.data.LazyTensorStorage(size, ndim=2, device=device),
-            sampler=torchrl.data.SliceSampler(slice_len=length, **keys),
-            dim_extend=1,
-        )
-        self.length = length
-
-    def extend(self, data: TensorDictBase) -> None:
-        """Stores transitions `(num_envs, num_steps)`, which follow those of the last call.
-
-        TorchRL's storage cannot write a single step.
-        """
-        if data.shape[1] < 2:
-            raise ValueError(f"extend: data must have 2 steps or more, got {data.shape[1]}.")
-        data = data.detach()
-        envs = torch.arange(len(data), device=data["next", "done"].device)
-        data["env"] = envs.unsqueeze(1).expand(data.shape)
-        self.buffer.extend(data)
-
-    def sample(self, batch_size: int) -> TensorDict:
-        """As `SequenceBuffer.sample`. Without `is_init`, each sequence begins as an episode."""
-        slices = self.buffer.sample(batch_size * self.length).view(-1, self.length)
-        return torch.stack([rows[: self.length] for rows in sequences(slices)])
-
-    def state_dict(self) -> dict[str, Any]:
-        """The storage `(num_envs, n)`, and the number of steps that were written of each env."""
-        written = self.buffer.write_count
-        if written == 0:
-            return {}
-        steps = self.buffer.storage[:].clone().transpose(0, 1)
-        return {"steps": steps.to_dict(), "written": written}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the steps by those of a buffer of the same size."""
-        self.buffer.empty()
-        if state:
-            steps = TensorDict(state["steps"], state["steps"]["env"].shape)
-            num_again = state["written"] % steps.shape[1]
-            # TorchRL's own state forgets after which step no slice goes on. The newest steps are
-            # written with the step before them, because a single one cannot be.
-            if num_again > 0:
-                self.buffer.extend(steps[:, :-1])
-                steps = torch.cat([steps[:, -1:], steps[:, :num_again]], 1)
-            self.buffer.extend(steps)

@@ -1,7 +1,6 @@
 """A world model from pixels: a recurrent network predicts observations, rewards and ends.
 
-python examples/world_model.py                     of a ball that vanishes before it can be caught
-python examples/world_model.py --torchrl-buffer    from TorchRL's SliceSampler
+python examples/world_model.py      of a ball that vanishes before it can be caught
 
 The model learns from sequences of 50 rows, which go on where an episode ends. In a row are an
 observation, and the action and the reward that led to it. `PolicyState` declares the model's state
@@ -20,7 +19,7 @@ import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
 from ppo import Flags
-from replay import SequenceBuffer, TorchRLSequenceBuffer
+from replay import SequenceBuffer
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -32,8 +31,6 @@ from torchwrap import random
 class Args(Flags):
     seed: int = 1
     """seed of the environments and of PyTorch"""
-    torchrl_buffer: bool = False
-    """store transitions in TorchRL's replay buffer"""
     total_timesteps: int = 64_000
     """total number of env steps"""
     num_envs: int = 64
@@ -54,6 +51,7 @@ class Args(Flags):
     """size of the model's state"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_steps is None:  # as many updates per env step for any number of envs
             self.num_steps = max(1, 3_200 // self.num_envs)
         least = self.num_envs * self.length
@@ -208,8 +206,7 @@ def main(args: Args) -> float:
     env = make_env(args)
     model = WorldModel(env, args)
     optimizer = torch.optim.Adam(model.parameters(), args.learning_rate, fused=True)
-    kind = TorchRLSequenceBuffer if args.torchrl_buffer else SequenceBuffer
-    buffer = kind(args.buffer_size, args.length)
+    buffer = SequenceBuffer(args.buffer_size, args.length)
     collect = tw.Collector(env, model.act, args.num_steps)
     env.reset(seed=args.seed)
     steps = args.num_envs * args.num_steps
