@@ -11,7 +11,6 @@ the adapters for trainers.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,8 @@ from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
 
 State = dict[str, Tensor]
-Step = Callable[[Tensor], tuple[Any, ...]]
+Results = tuple[Any, ...]
+Step = Callable[[Tensor], Results]
 
 
 def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
@@ -73,7 +73,7 @@ def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
         remedy = "Set cfg.compute_final_obs = True before the env is made"
         raise ValueError(f"from_isaac_lab: env must return final observations. {remedy}.")
 
-    def step(action: Tensor) -> tuple[Any, ...]:
+    def step(action: Tensor) -> Results:
         env.extras.pop("final_obs", None)  # from an earlier step
         return env.step(action)
 
@@ -108,7 +108,7 @@ def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
 def add_final(env: Any, step: Step, observe: Callable[[], Any]) -> Step:
     """`step`, with the observation before `env._reset_idx` as "final_obs" of the info."""
 
-    def step_with_final(action: Tensor) -> tuple[Any, ...]:
+    def step_with_final(action: Tensor) -> Results:
         final: dict[str, TensorDict] = {}
         reset_rows = env._reset_idx
 
@@ -167,7 +167,7 @@ def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
         env._update_observation()
         return {"policy": env.get_observations()["policy"]}
 
-    def step(action: Tensor) -> tuple[Any, ...]:
+    def step(action: Tensor) -> Results:
         observation, reward, done, extras = env.step(action)
         time_out = extras["time_outs"].bool()
         return observation, reward, done & ~time_out, time_out, extras
@@ -220,7 +220,7 @@ def from_newton(
         velocities = warp.to_torch(view.get_dof_velocities(states[0]))
         return torch.cat([positions[:, 0], velocities[:, 0]], -1)
 
-    def step(force: Tensor) -> tuple[Any, ...]:
+    def step(force: Tensor) -> Results:
         view.set_dof_forces(control, force.unsqueeze(1))
         for _ in range(num_substeps):
             states[0].clear_forces()
@@ -256,7 +256,7 @@ def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
     last = torch.zeros(0)
     next_seed = 0
 
-    def step(action: Tensor) -> tuple[Any, ...]:
+    def step(action: Tensor) -> Results:
         nonlocal last
         *results, _ = env.step(action.numpy())
         results = [torch.from_numpy(value) for value in results]
@@ -314,7 +314,7 @@ def from_torchrl(
             root = env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True)
         return observe(root)
 
-    def step(action: Any) -> tuple[Any, ...]:
+    def step(action: Any) -> Results:
         nonlocal root
         stepped = env.step(root.set("action", action))
         root = env.step_mdp(stepped)
@@ -350,7 +350,7 @@ def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> t
         observation, state = env.reset_env(reset_key, params)
         return (state, step_key), observation
 
-    def step(state_and_key: Any, action: Any) -> tuple[Any, ...]:
+    def step(state_and_key: Any, action: Any) -> Results:
         state, key = state_and_key
         # The key of an episode stays: an env that draws nothing then computes no random numbers.
         step_key = jax.random.fold_in(key, state.time)
@@ -409,14 +409,12 @@ def from_mujoco_torch(
         observation_space = Box(-np.inf, np.inf, (model.nq + model.nv,), np.float64)
         action_space = Box(low, high, dtype=np.float32)
 
-        def initial(self, rng: tw.random.Key, params: Any = None) -> State:
+        def initial(self, rng):
             state = {name: getattr(start, name).repeat(len(rng.env), 1) for name in names}
             velocity = tw.random.normal(rng, 0, noise, (model.nv,), torch.float64)
             return {**state, "qvel": state["qvel"] + velocity}
 
-        def transition(
-            self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None
-        ) -> State:
+        def transition(self, state, action, rng):
             # Its own copy for each row, because a step writes to some fields in place.
             data = start.expand(len(action)).clone()
             data = data.replace(**state, ctrl=action.double())
@@ -424,15 +422,13 @@ def from_mujoco_torch(
                 data = advance(data)
             return {name: getattr(data, name) for name in names}
 
-        def observation(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+        def observation(self, state, rng):
             return torch.cat([state["qpos"], state["qvel"]], -1)
 
-        def reward(
-            self, state: State, action: Tensor, after: State, rng: tw.random.Key, params: Any = None
-        ) -> Tensor:
-            return reward(state, action, after)
+        def reward(self, state, action, next_state, rng):
+            return reward(state, action, next_state)
 
-        def terminal(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+        def terminal(self, state, rng):
             return torch.zeros_like(state["qpos"][:, 0], dtype=torch.bool)
 
     return tw.FunctionalEnv(World(), num_envs, device=device, **kwargs)
@@ -442,7 +438,13 @@ def _box(size: int) -> Box:
     return Box(-np.inf, np.inf, (size,), np.float32)
 
 
-def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
+def main(
+    task: str = "Mjlab-Velocity-Flat-Unitree-Go1",
+    num_envs: int = 1024,
+    num_iterations: int = 300,
+    device: str = "cuda:0" if torch.cuda.is_available() else "cpu",
+) -> tw.Env:
+    """Trains a task of mjlab."""
     import mjlab.tasks  # noqa: F401
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.tasks.registry import load_env_cfg
@@ -471,11 +473,6 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
 
 
 if __name__ == "__main__":
-    formatter = argparse.RawDescriptionHelpFormatter
-    device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
-    parser.add_argument("--num-envs", type=int, default=1024)
-    parser.add_argument("--num-iterations", type=int, default=300)
-    parser.add_argument("--device", default=device)
-    main(**vars(parser.parse_args()))
+    import tyro
+
+    tyro.cli(main)
