@@ -27,11 +27,11 @@ from graph_parts import (
     Tensors,
     VectorModule,
     adam_step,
-    compiled,
     mean_return,
     new_trainings,
     recorded_step,
 )
+from ppo import Make
 from replay import FLAGS, n_step_returns
 from tensordict import TensorDict
 from torch import Tensor
@@ -65,7 +65,7 @@ class QNetwork(dqn.QNetwork, VectorModule):
     """That of dqn.py, as a function of a vector."""
 
 
-def make_iteration(args: Args, grid: Grid, pure: Any, agent: QNetwork) -> Callable[..., Any]:
+def make_iteration(args: Args, grid: Grid, pure: Any, agent: QNetwork) -> Callable:
     """A pure function of the state of the trainings. The functions in it are those of one."""
     step = recorded_step(pure)
 
@@ -151,7 +151,7 @@ def draw(args: Args, agent: QNetwork, generator: torch.Generator) -> tuple[Tenso
     return noise, draws
 
 
-def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.Env, Any, Callable]:
+def start(args: Args, make: Make = tw.make) -> tuple[Run, tw.Env, Any, Callable]:
     """The run, an env and an agent for all trainings, and the function of an iteration."""
     capacity = args.buffer_size // args.num_envs
     if capacity < max(args.num_steps, args.n_step):
@@ -177,11 +177,10 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
     return run, env, agent, make_iteration(args, grid, pure, agent)
 
 
-def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
+def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     torch.set_num_threads(1)
     run, env, agent, iteration = start(args, make)
-    figures = run.train(compiled(iteration, args))
-    return run.finish(figures, env, agent, agent.greedy)
+    return run.learn(iteration, env, agent, agent.greedy)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class GraphFlags(Flags):
 
     env_id: str = "CartPole-v1"
     seeds: tuple[int, ...] = (1,)
-    out: Path = Path("runs/graph")  # gets what `Run.finish` writes
+    out: Path = Path("runs/graph")  # gets what `Run.learn` writes
     device: str = "cpu"
     backend: str = "inductor"  # of torch.compile; "none" for none
     total_timesteps: int = 250_000  # of each training
@@ -190,7 +190,7 @@ def new_trainings(grid: Grid, pure: Any, make: Callable) -> tuple[Any, Tensors]:
     return agent, grid.stack(states)
 
 
-def compiled(iteration: Callable[..., Any], args: GraphFlags) -> Callable[..., Any]:
+def compiled(iteration: Callable, args: GraphFlags) -> Callable:
     """An iteration as one graph; on a GPU, also as one launch."""
     device = torch.device(args.device).type
     if args.backend != "none":
@@ -234,7 +234,7 @@ class Run:
         if args.resume and self.path.exists():
             self.load()
 
-    def train(self, iterate: Callable[..., Any]) -> dict[str, float]:
+    def train(self, iterate: Callable) -> dict[str, float]:
         """Calls `iterate(state, hyper, progress, *random)`, which returns a state and figures."""
         args = self.args
         num_iterations = -(-args.total_timesteps // self.steps_per_iteration)
@@ -277,11 +277,12 @@ class Run:
         env = self.state["env"].update(saved["env"])
         self.state = {**saved, "env": env}
 
-    def finish(
-        self, figures: dict[str, float], env: tw.Env, agent: VectorModule, policy: Callable
+    def learn(
+        self, iteration: Callable, env: tw.Env, agent: VectorModule, policy: Callable
     ) -> dict[str, Any]:
-        """Evaluates each training, and writes its agent, metrics.json and the curves."""
+        """Trains, evaluates each training, and writes its agent, metrics.json and the curves."""
         args = self.args
+        figures = self.train(compiled(iteration, args))
         self.write_curves(args.num_envs * (env.signature.max_episode_steps or 0))
         (args.out / "agents").mkdir(exist_ok=True)
         states = self.grid.unstack(self.state["env"])

@@ -166,7 +166,7 @@ class Agent(nn.Module):
         self.is_masked = env.has_wrapper_attr("masks_first")
         make_network = mlp
         if len(space.shape) > 1:
-            from ppo_parts import make_network
+            from ppo_parts import ImageNetwork as make_network
         self.critic = make_network(space, 1, 1.0, hidden_size)
         self.actor = make_network(space, outputs, 0.01, hidden_size)
         if isinstance(self.action_space, spaces.Box):

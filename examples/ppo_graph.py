@@ -27,12 +27,12 @@ from graph_parts import (
     Tensors,
     VectorModule,
     adam_step,
-    compiled,
     mean_return,
     new_trainings,
     recorded_step,
 )
 from gymnasium.spaces import Box, flatdim
+from ppo import Make
 from ppo_parts import (
     ImageNetwork,
     NormalizeReward,
@@ -69,7 +69,7 @@ class Args(GraphFlags):
     normalize_reward: bool = False  # by running statistics
 
 
-def make_env(args: Args, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
+def make_env(args: Args, make: Make = tw.make) -> tw.Env:
     env = plain(make(args.env_id, args.num_envs, device=args.device))
     transforms = [] if T.RecordEpisodeStatistics.of(env) else [T.RecordEpisodeStatistics()]
     if image_shape(env.single_observation_space) is None:
@@ -143,7 +143,7 @@ def ppo_loss(policy: Distribution, value: Tensor, mb: Tensors, hyper: Tensors) -
     return pg_loss + hyper["vf_coef"] * v_loss - hyper["ent_coef"] * mean(policy.entropy())
 
 
-def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
+def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable:
     """A pure function of the state of the trainings. The functions in it are those of one."""
     step = recorded_step(pure)
 
@@ -201,7 +201,7 @@ def draw_rows(args: Args, count: int, generator: torch.Generator) -> Tensor:
     return nn.functional.pad(order, (0, -count % size), value=-1).view(-1, size)
 
 
-def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.Env, Agent, Callable]:
+def start(args: Args, make: Make = tw.make) -> tuple[Run, tw.Env, Agent, Callable]:
     """The run, an env and an agent for all trainings, and the function of an iteration."""
     grid = Grid(args)
     env = make_env(args, make)
@@ -215,11 +215,10 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
     return Run(args, grid, state, draw), env, agent, make_iteration(grid, pure, agent)
 
 
-def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
+def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     torch.set_num_threads(1)  # small minibatches are faster on one thread
     run, env, agent, iteration = start(args, make)
-    figures = run.train(compiled(iteration, args))
-    return run.finish(figures, env, agent, lambda td: agent(td["observation"])[0].sample())
+    return run.learn(iteration, env, agent, lambda td: agent(td["observation"])[0].sample())
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
 class ImageNetwork(nn.Module):
     """`cnn` and a linear layer, for observations that have an `image_shape`."""
 
-    def __init__(self, space: gymnasium.spaces.Box, outputs: int, std: float) -> None:
+    def __init__(self, space: spaces.Box, outputs: int, std: float, *others: Any) -> None:
         super().__init__()
         self.shape = image_shape(space)
         self.is_grid = len(space.shape) == 2
@@ -238,10 +238,6 @@ class ImageNetwork(nn.Module):
         images = self.to_images(observation)
         outputs = self.network(images.reshape(-1, *self.shape))
         return outputs.view(*images.shape[:-3], -1)
-
-
-def make_network(space: gymnasium.Space, outputs: int, std: float, hidden_size: int) -> nn.Module:
-    return ImageNetwork(space, outputs, std)
 
 
 @torch.compiler.assume_constant_result
@@ -283,11 +279,12 @@ def distribution(space: gymnasium.Space, out: Tensor, log_std: Tensor | None) ->
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     """As that of ppo.py, drawn in another order."""
-    hidden = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
-    layers = [*hidden, nn.Linear(64, outputs)]
-    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
+    first = nn.Linear(inputs, 64)
+    second = nn.Linear(64, 64)
+    last = nn.Linear(64, outputs)
+    for layer, gain in zip((first, second, last), (2**0.5, 2**0.5, std)):
         layer_init(layer, gain)
-    return nn.Sequential(*layers)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 def largest(space: gymnasium.Space, scores: Tensor) -> Tensor:

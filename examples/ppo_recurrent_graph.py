@@ -26,12 +26,12 @@ from graph_parts import (
     Tensors,
     VectorModule,
     adam_step,
-    compiled,
     mean_return,
     new_trainings,
     recorded_step,
 )
 from gymnasium.spaces import Box, flatdim
+from ppo import Make
 from ppo_graph import choose, draw_noise, draw_rows, estimate_advantages, make_deltas, ppo_loss
 from tensordict import TensorDict
 from torch import Tensor
@@ -55,7 +55,7 @@ class Args(ppo_graph.Args):
     normalize_reward: bool = True
 
 
-def make_env(args: Args, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
+def make_env(args: Args, make: Make = tw.make) -> tw.Env:
     def make_inner(id: str, num_envs: int, **kwargs: Any) -> tw.Env:
         env = make(id, num_envs, **kwargs)
         if id != "CartPole-v1":
@@ -92,7 +92,7 @@ class Agent(ppo_recurrent.Agent, VectorModule):
         return self.get_distribution(memory), self.critic(memory).squeeze(-1)
 
 
-def make_iteration(args: Args, grid: Grid, pure: Any, agent: Agent) -> Callable[..., Any]:
+def make_iteration(args: Args, grid: Grid, pure: Any, agent: Agent) -> Callable:
     """A pure function of the state of the trainings."""
     step = recorded_step(pure)
 
@@ -179,7 +179,7 @@ def make_iteration(args: Args, grid: Grid, pure: Any, agent: Agent) -> Callable[
     return iteration
 
 
-def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.Env, Agent, Callable]:
+def start(args: Args, make: Make = tw.make) -> tuple[Run, tw.Env, Agent, Callable]:
     """The run, an env and an agent for all trainings, and the function of an iteration."""
     grid = Grid(args)
     env = make_env(args, make)
@@ -193,11 +193,10 @@ def start(args: Args, make: Callable[..., tw.Env] = tw.make) -> tuple[Run, tw.En
     return Run(args, grid, state, draw), env, agent, make_iteration(args, grid, pure, agent)
 
 
-def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, Any]:
+def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
     torch.set_num_threads(1)
     run, env, agent, iteration = start(args, make)
-    figures = run.train(compiled(iteration, args))
-    return run.finish(figures, env, agent, agent.act)
+    return run.learn(iteration, env, agent, agent.act)
 
 
 if __name__ == "__main__":

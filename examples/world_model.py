@@ -54,10 +54,6 @@ class Args(Flags):
         super().__post_init__()
         if self.num_steps is None:  # as many updates per env step for any number of envs
             self.num_steps = max(1, 3_200 // self.num_envs)
-        least = self.num_envs * self.length
-        if self.buffer_size < least:
-            fault = f"must hold {self.length} rows of {self.num_envs} envs, {least} in all"
-            raise ValueError(f"buffer_size: {fault}, got {self.buffer_size}.")
 
 
 class Catch(FuncEnv):
