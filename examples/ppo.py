@@ -41,18 +41,22 @@ Make = Callable[..., tw.Env]  # takes the arguments of tw.make
 
 
 class Flags:
-    """Base of flags. Numbers and paths may be strings, such as YAML's 1e-3."""
+    """Base of flags. Numbers and paths may be strings, such as YAML's 1e-3. Counts are positive."""
 
     def __post_init__(self) -> None:
         kinds = {"int": int, "float": float, "Path": Path, "bool": {}.__getitem__}
         for each in fields(self):
-            value = getattr(self, each.name)
+            name, value = each.name, getattr(self, each.name)
             kind = kinds.get(each.type.removesuffix(" | None"))
             if isinstance(value, str) and kind is not None:
                 try:
-                    setattr(self, each.name, kind(value))
+                    value = kind(value)
                 except (KeyError, ValueError):
-                    raise ValueError(f"{each.name} must be {each.type}, got {value!r}.") from None
+                    raise ValueError(f"{name} must be {each.type}, got {value!r}.") from None
+                setattr(self, name, value)
+            is_count = kind is int and name not in ("seed", "learning_starts")
+            if is_count and value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 @dataclass
@@ -107,18 +111,18 @@ def fill_in(args: Args, make: Make = tw.make) -> None:
     probe = make(args.env_id, 1, backend=args.backend)
     is_continuous = isinstance(probe.single_action_space, spaces.Box)
     values = dict(CONTINUOUS_ACTIONS if is_continuous else DISCRETE_ACTIONS)
-    values |= presets.get(args.env_id, {})
+    name = args.env_id.rpartition(":")[2]  # without its module
+    values |= presets.get(name, {})
     if args.num_envs is not None:
         batch_size = values["num_envs"] * values["num_steps"]
         # PPO does not learn CartPole from rollouts of one step.
         values["num_steps"] = max(16, batch_size // args.num_envs)
     values["target_return"] = getattr(probe.spec, "reward_threshold", None)
-    for name, value in values.items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    for flag, value in values.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
     args.backend = "torch" if isinstance(probe.unwrapped, tw.FunctionalEnv) else "gymnasium"
-    name = args.env_id.rpartition(":")[2].replace("/", "-")
-    args.out = args.out or Path("runs") / f"ppo-{name}"
+    args.out = args.out or Path("runs") / f"ppo-{name.replace('/', '-')}"
     args.out.mkdir(parents=True, exist_ok=True)
     probe.close()
 

@@ -209,9 +209,9 @@ def test_arguments_may_be_strings(script):
 
 
 @pytest.mark.parametrize(
-    "given", [{"num_envs": "many"}, {"gamma": "x"}, {"compile": "yes"}], ids=str
+    "given", [{"num_envs": "many"}, {"gamma": "x"}, {"compile": "yes"}, {"num_steps": 0}], ids=str
 )
-def test_argument_of_another_type_is_refused_by_its_name(given):
+def test_argument_that_does_not_fit_is_refused_by_its_name(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         ppo.Args(**given)
 
