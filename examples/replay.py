@@ -14,6 +14,7 @@ of the final observation counts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 FLAGS = ("reward", "terminated", "done")
+Device = torch.device | str | None
 
 
 def td_target(batch: TensorDict | dict[str, Tensor], next_value: Tensor) -> Tensor:
@@ -125,6 +127,7 @@ def differs(first: Tensor | TensorDictBase, second: Tensor | TensorDictBase) -> 
     return unequal.reshape(len(first), -1).any(1)
 
 
+@dataclass(eq=False)
 class ReplayBuffer:
     """A ring of the latest transitions, as tensors `(size // num_envs, num_envs, ...)`.
 
@@ -138,20 +141,12 @@ class ReplayBuffer:
         return. device: device of the storage and of samples. None takes that of the first data.
     """
 
+    size: int
+    gamma: float
+    n_step: int = 1
+    device: Device = None
+    storage = None  # a TensorDict
     history = 0  # number of the oldest steps that are not sampled
-
-    def __init__(
-        self,
-        size: int,
-        gamma: float,
-        n_step: int = 1,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.size = size
-        self.gamma = gamma
-        self.n_step = n_step
-        self.device = device
-        self.storage: TensorDict | None = None
 
     def extend(self, data: TensorDictBase) -> None:
         """Stores transitions.
@@ -416,6 +411,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         return batch
 
 
+@dataclass(eq=False)
 class SequenceBuffer:
     """A ring for each env of the latest rows of `sequences`, for world models.
 
@@ -427,21 +423,16 @@ class SequenceBuffer:
         and of samples. None takes that of the first data.
     """
 
-    def __init__(
-        self,
-        size: int,
-        length: int,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.size = size
-        self.length = length
-        self.device = device
-        self.clear()
+    size: int
+    length: int
+    device: Device = None
 
     def clear(self) -> None:
         self.storage: TensorDict | None = None
         self.written = torch.zeros(1, dtype=torch.int64)  # rows by env
         self.capacity = self.size
+
+    __post_init__ = clear
 
     def extend(self, data: TensorDictBase) -> None:
         """Stores the rows of a collection `(num_envs, num_steps)`."""
