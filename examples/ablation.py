@@ -11,7 +11,6 @@ the same command continues: finished runs are kept, others go on from their last
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import multiprocessing
@@ -19,6 +18,7 @@ import os
 import pkgutil
 import threading
 from concurrent import futures
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 import ppo
 import torch
 import tyro
+from filelock import FileLock
 from matplotlib.figure import Figure
 from tyro.conf import Positional, Suppress
 
@@ -115,15 +116,16 @@ class Run:
         return result
 
     def train(self) -> None:
-        """Trains, or continues."""
-        self.args.out.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(open(self.args.out / "log.txt", "a"))
-            stack.enter_context(contextlib.redirect_stdout(log))
-            stack.enter_context(contextlib.redirect_stderr(log))
-            metrics = ppo.main(self.args, pkgutil.resolve_name(self.make))
-        result = {"flags": self.flags, "metrics": metrics, "curve": curve_of(self.args)}
-        write(self.path, json.dumps(result))
+        """Trains, or continues, unless another command does or has done so."""
+        out = self.args.out
+        out.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / "lock"), open(out / "log.txt", "a") as log:
+            if self.result() is not None:
+                return
+            with redirect_stdout(log), redirect_stderr(log):
+                metrics = ppo.main(self.args, pkgutil.resolve_name(self.make))
+            result = {"flags": self.flags, "metrics": metrics, "curve": curve_of(self.args)}
+            write(self.path, json.dumps(result))
 
 
 def curve_of(args: ppo.Args) -> list[list[float | None]]:
@@ -154,6 +156,11 @@ def plan(args: Args) -> dict[Name, Run]:
                 values = {key: str(v) if isinstance(v, float) else v for key, v in values.items()}
                 make = values.pop("make")
                 runs[variant, env_id, seed] = Run(ppo.Args(**values), make)
+    folders = {str(run.args.out) for run in runs.values()}
+    if len(folders) < len(runs):
+        raise ValueError(
+            f"ablation.py: variants and envs must have folders of their own: {folders}."
+        )
     return runs
 
 

@@ -256,6 +256,10 @@ class Choices:
         return torch.stack([each.sample() for each in self.components], -1)
 
     @property
+    def mode(self) -> Tensor:
+        return torch.stack([each.mode for each in self.components], -1)
+
+    @property
     def probs(self) -> Tensor:
         return torch.cat([each.probs for each in self.components], -1)
 

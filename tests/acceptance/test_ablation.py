@@ -104,3 +104,8 @@ def test_killed_command_continues_and_trains_nothing_twice(tmp_path, monkeypatch
 
     with pytest.raises(ValueError, match=r"flags.*gamma"):
         ablation.main(ablation.Args(**values, gamma=0.5, out=tmp_path / "whole"))
+
+
+def test_runs_of_one_folder_are_refused():
+    with pytest.raises(ValueError, match="folders"):
+        ablation.plan(ablation.Args(envs={"Maze-v0": {}, "maze:Maze-v0": {}}))
