@@ -64,6 +64,7 @@ INVALID = [  # the last argument is at fault
     {"backend": "gymnasium", "vectorization_mode": "fork"},
     {"backend": "gymnasium", "max_episode_steps": -3},
     {"backend": "gymnasium", "params": {}},
+    {"backend": "envpool", "noop_max": 0},
 ]
 
 

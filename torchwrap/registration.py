@@ -298,6 +298,8 @@ def _make_envpool(
     **kwargs: Any,
 ) -> Env:
     """Makes EnvPool's envs. Env *i* gets the seed `seed + first_index + i`."""
+    noop_max = kwargs.get("noop_max", 1)  # EnvPool divides by it, and the process would end
+    validation.integer("make", "noop_max", noop_max, at_least=1)
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:
