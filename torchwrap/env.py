@@ -827,7 +827,9 @@ def _layout_of_today(value: Any, leaf: Any, num_envs: int) -> Any:
         return value
     if value.shape == leaf.flatten(1).shape:
         return value.reshape(leaf.shape)
-    return value[: len(leaf)] if len(value) == len(leaf) + num_envs - 1 else value
+    rest = value[len(leaf) - 1 :]  # holds zeros: another `buffer_length` is not taken for it
+    is_old = len(rest) == num_envs and not rest.any()
+    return value[: len(leaf)] if is_old else value
 
 
 def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:

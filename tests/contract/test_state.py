@@ -234,6 +234,20 @@ def test_restore_of_another_num_envs_raises_before_anything_changed(store):
     env.step(td.set("action", env.sample_action()))
 
 
+def test_restore_of_more_records_raises_before_anything_changed():
+    def make(buffer_length):
+        recorder = T.RecordEpisodeStatistics(buffer_length)
+        return tw.TransformedEnv(ScriptedEnv(3, episode_lengths=1), recorder)
+
+    env, other = make(10), make(12)
+    after(env, 1)
+    after(other, 5)
+    before = env.snapshot()
+    with pytest.raises(ValueError, match="records"):
+        env.restore(other.snapshot())
+    assert_same(env.snapshot(), before)
+
+
 ELAPSED = ("buffers", "elapsed")
 GARBLED = {  # entries of a snapshot; ... deletes one
     "shape of the observation": {"observation": {"position": torch.zeros(2)}},
