@@ -13,6 +13,11 @@ from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
 
+class Forgetful(T.RewardTransform):
+    def reward(self, reward):
+        reward.abs()  # without `return`
+
+
 class Silent(T.Transform):
     def setup(self, signature):
         signature.replace()  # without `return`
@@ -33,6 +38,7 @@ HABITS = {
     "env for an id": (tw.make, TypeError, "id"),
     "policy of tuples": (with_policy(lambda td: (td, 0)), TypeError, "policy"),
     "setup without return": (with_transform(Silent()), TypeError, "setup"),
+    "hook without return": (with_transform(Forgetful()), TypeError, "reward"),
     "function without its space": (with_transform(HALVE), ValueError, "observation"),
     "metrics of a missing info": (with_transform(WINS), ValueError, "wins"),
 }

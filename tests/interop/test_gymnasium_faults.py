@@ -249,6 +249,7 @@ LIES = [
     pytest.param("observation", np.array([300, -1]), integers(np.uint8), id="narrow"),
     pytest.param("observation", np.array([2**40, 1]), integers(np.int32), id="wide"),
     pytest.param("observation", None, BOX, id="None"),
+    pytest.param("observation", np.array(["1"] * 3), BOX, id="text"),
     pytest.param("observation", 0.5, BOX, id="scalar"),
     pytest.param("observation", {}, spaces.Dict(x=BOX), id="keys"),
     pytest.param("reward", np.ones(2), BOX, id="rewards"),
