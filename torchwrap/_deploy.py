@@ -25,7 +25,7 @@ from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.collector import eval_mode
-from torchwrap.env import Env
+from torchwrap.env import Env, check_is_env
 from torchwrap.policy import Policy, modules_of
 from torchwrap.random import Stream
 from torchwrap.spaces import Value
@@ -80,10 +80,8 @@ def deploy(env: Env, policy: Policy) -> DeployedPolicy:
     """
     if torch.__version__ < (2, 11):  # type: ignore[operator]
         raise RuntimeError(refusal("deploy", "PyTorch must be 2.11 or later", torch.__version__))
-    if not isinstance(env, Env):
-        raise TypeError(refusal("deploy", "env must be an Env", type(env).__name__))
-    if not callable(policy):
-        raise TypeError(refusal("deploy", "policy must be callable", repr(policy)))
+    check_is_env("deploy", env)
+    validation.function("deploy", "policy", policy)
     step = _Step(env, policy)
     observation = spaces.sample(step.space, Stream(1, seed=0, device=env.device))
     remedy = "Take the mode instead of a sample"

@@ -17,7 +17,7 @@ from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import kept_generators
 from torchwrap._core.rows import equal, tensordict
-from torchwrap.env import Env, Root
+from torchwrap.env import Env, Root, check_is_env
 from torchwrap.policy import DECLARED, Policy, act, modules_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
@@ -299,12 +299,9 @@ def _progress_bar(show: bool, total: int) -> Any:
 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
-    if not isinstance(env, Env):
-        is_adapter = isinstance(getattr(env, "env", None), Env)
-        remedy = "Pass its `.env`" if is_adapter else ""
-        raise TypeError(refusal(owner, "env must be an Env", type(env).__name__, remedy))
-    if policy is not None and not callable(policy):
-        raise TypeError(refusal(owner, "policy must be callable, or None", repr(policy)))
+    check_is_env(owner, env)
+    if policy is not None:
+        validation.function(owner, "policy", policy)
 
 
 def _is_key(key: Any) -> bool:

@@ -836,6 +836,14 @@ def _contiguous_copy(path: spaces.Path, leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
+def check_is_env(owner: str, env: Any) -> None:
+    """Raises unless `env` is one. A trainer's adapter holds it."""
+    if not isinstance(env, Env):
+        is_adapter = isinstance(getattr(env, "env", None), Env)
+        remedy = "Pass its `.env`" if is_adapter else ""
+        raise TypeError(refusal(owner, "env must be an Env", type(env).__name__, remedy))
+
+
 def with_done(successor: TensorDict) -> TensorDict:
     """Sets `done` in a successor, and returns it."""
     return successor.set("done", successor["terminated"] | successor["truncated"])

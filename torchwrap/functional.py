@@ -19,7 +19,7 @@ from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws, no_key_twice
 from torchwrap._core.rows import RowMask, materialize, tensordict
-from torchwrap.env import Env, Options
+from torchwrap.env import Env, Options, with_done
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
 
@@ -120,10 +120,6 @@ class FunctionalEnv(Env):
         if render_mode not in (None, *metadata["render_modes"]):
             must = 'render_mode must be None, or "rgb_array" with render_init and render_image'
             raise ValueError(refusal(owner, must, repr(render_mode)))
-        if max_episode_steps is not None:
-            max_episode_steps = validation.integer(
-                owner, "max_episode_steps", max_episode_steps, at_least=1
-            )
         signature = Signature(
             num_envs,
             copy.deepcopy(func_env.observation_space),  # a class shares its spaces' generators
@@ -341,8 +337,7 @@ class FunctionalEnv(Env):
         key = key._replace(draw=key.draw + offset + 1)  # a step counts itself before it draws
         current = {name: state[name].clone() for name in self.fields}
         next_state, successor = self._next(current, action.clone(), key)
-        successor.set("done", successor["terminated"] | successor["truncated"])
-        return successor, next_state
+        return with_done(successor), next_state
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]

@@ -306,7 +306,6 @@ def box(
     what: str,
     space: Space[Any],
     of: Literal["", "numbers", "floats"] = "",
-    path: Path = (),
 ) -> spaces.Box:
     """Returns a space that is a Box, of "numbers" (no bools) or "floats" if asked for.
 

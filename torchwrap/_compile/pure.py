@@ -20,7 +20,7 @@ from torchwrap._compile.trace import Trace, exclusively, fake_inputs, trace, wit
 from torchwrap._core import rows, validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested, RowMask, tensordict
-from torchwrap.env import Env, Root
+from torchwrap.env import Env, Root, check_is_env
 from torchwrap.spaces import Value
 
 
@@ -81,8 +81,7 @@ class PureEnv:
     @exclusively()
     @torch.no_grad()
     def __init__(self, env: Env) -> None:
-        if not isinstance(env, Env):
-            raise TypeError(refusal("pure", "env must be an Env", type(env).__name__))
+        check_is_env("pure", env)
         if env.host_stepped or not env.can_snapshot:
             must = f"env must not be {env!r}, because a simulator outside of PyTorch steps it"
             raise ValueError(refusal("pure", must))

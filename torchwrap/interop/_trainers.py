@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.errors import refusal
-from torchwrap.env import Env
+from torchwrap.env import Env, check_is_env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.tensors import TensorEnv
 from torchwrap.statistics import RunningMeanStd
@@ -26,8 +26,7 @@ _CRITICS = {"policy": "critic", "actor": "critic", "obs": "states"}
 
 def require_env(owner: str, value: Any) -> Env:
     """Returns `value` if it is an env without the state of a policy."""
-    if not isinstance(value, Env):
-        raise TypeError(refusal(owner, "env must be a torchwrap.Env", type(value).__name__))
+    check_is_env(owner, value)
     if value.signature.policy_state:
         must = "env must have no PolicyState, because trainers carry the state of policies"
         raise ValueError(refusal(owner, must, repr(value)))

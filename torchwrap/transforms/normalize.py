@@ -50,7 +50,7 @@ class NormalizeObservation(ObservationTransform):
         below = signature.single_observation_space
         self.statistics_of = {}
         for path, leaf in spaces.leaves(below):
-            box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
+            box = spaces.box("NormalizeObservation", "observation", leaf, "numbers")
             # float32 represents every value of the other dtypes.
             needs_float64 = box.dtype in (np.float64, np.int32, np.int64)
             dtype = torch.float64 if needs_float64 else torch.float32

@@ -54,7 +54,7 @@ class _Repeat(Wrapper):
             finished = RowMask(done, synchronize=self.host_stepped)
             last_rows = {}
             if finished.any():
-                last_rows = self._clone_below()
+                last_rows = {path: self.env.get_buffer(path).clone() for path in self.buffers_below}
                 self.env._leave_out(finished)
             latest = step(action.clone())
             for path, value in last_rows.items():
@@ -62,9 +62,6 @@ class _Repeat(Wrapper):
             latest.set("reward", successor["reward"] + latest["reward"])
             successor = finished.where(successor, latest)
         return successor
-
-    def _clone_below(self) -> dict[str, Tensor]:
-        return {path: self.env.get_buffer(path).clone() for path in self.buffers_below}
 
     def _clocks(self) -> list[Tensor]:
         fault = "elapsed_steps does not count repeated actions"

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchwrap._core import spec as specs
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env, Options
+from torchwrap.env import Env, Options, check_is_env
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -53,10 +53,9 @@ class Wrapper(Env):
         self.can_snapshot = env.can_snapshot
         self.host_stepped = env.host_stepped
 
-    def _check_env(self, env: object) -> None:
+    def _check_env(self, env: Any) -> None:
         name = type(self).__name__
-        if not isinstance(env, Env):
-            raise TypeError(refusal(name, "env must be a torchwrap.Env", type(env).__name__))
+        check_is_env(name, env)
         if env.is_compiled:
             raise ValueError(refusal(name, "env must not be compiled", env))
 
