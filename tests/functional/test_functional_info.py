@@ -1,6 +1,5 @@
 """Optional functions (`transition_info`, `state_info`, `truncated`), and limits by env."""
 
-import numpy as np
 import pytest
 import torch
 from func_envs import (
@@ -11,14 +10,11 @@ from func_envs import (
     equal,
     one_step,
     play,
-    unbounded,
     variant,
 )
-from gymnasium import spaces
-from gymnasium.experimental.functional import FuncEnv
 from helpers import assert_no_overlap
 
-from torchwrap import FunctionalEnv, random
+from torchwrap import FunctionalEnv
 from torchwrap.wrappers import RepeatAction
 
 
@@ -38,46 +34,6 @@ class BroadcastTelling(BroadcastWalk):
     def transition_info(self, state, action, next_state):
         moved = next_state["position"] - state["position"]
         return {"moved": moved[:, 0], "asked": action}
-
-
-class ScalarTelling(FuncEnv):
-    """Scalar fields, told as they are. It ends at 3, and is truncated below -1."""
-
-    observation_space = unbounded(1)
-    action_space = spaces.Box(-9, 9, (1,), np.float32)
-    broadcasts = True
-
-    def initial(self, rng):
-        draw = random.uniform(rng)
-        return {"x": 0 * draw, "luck": draw}
-
-    def transition(self, state, action, rng):
-        return {"x": state["x"] + action.squeeze(-1), "luck": state["luck"]}
-
-    def observation(self, state, rng):
-        return torch.stack([state["x"] + state["luck"]], -1)
-
-    def reward(self, state, action, next_state, rng):
-        return next_state["x"] - state["x"]
-
-    def terminal(self, state, rng):
-        return state["x"] >= 3
-
-    def truncated(self, state, rng):
-        return state["x"] < -1
-
-    def transition_info(self, state, action, next_state):
-        return {
-            "from": state["x"],
-            "reward": torch.stack([state["x"], next_state["x"]], -1),
-        }
-
-    def state_info(self, state):
-        return {
-            "luck": state["luck"],
-            "twice": state["luck"],
-            "far": state["x"] > 1,
-        }
 
 
 both_telling = both_styles(Telling(), BroadcastTelling())

@@ -13,7 +13,7 @@ from func_envs import (
     equal,
     variant,
 )
-from test_functional_info import ScalarTelling
+from test_functional_info import Telling
 
 from torchwrap import FunctionalEnv
 from torchwrap.testing import check_env
@@ -22,7 +22,7 @@ CONTRACT = {
     "a field as the observation": BroadcastItself(),
     "a plain dict": Nested(),
     "vmap": Noisy(),
-    "info": ScalarTelling(),
+    "info": Telling(),
 }
 
 
