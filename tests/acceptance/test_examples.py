@@ -1,4 +1,4 @@
-"""examples/ppo.py, ppo_atari.py and custom_env.py."""
+"""examples/ppo.py and ppo_atari.py."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import custom_env
 import ppo
 import ppo_atari
 import ppo_output
@@ -298,7 +297,6 @@ MOST_LINES = {
     "ppo_graph": 240,
     "dqn_graph": 250,
     "ppo_recurrent_graph": 250,
-    "custom_env": 59,
 }
 
 
@@ -314,20 +312,6 @@ def test_ppo_needs_no_other_file(tmp_path):
         "import copied; copied.main(copied.Args('Pendulum-v1', num_envs=128, total_timesteps=99))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-
-
-@pytest.mark.full
-def test_custom_env_is_trained_by_ppo(tmp_path):
-    args = ppo.Args(
-        env_id="PointMass",
-        num_envs=4,
-        num_steps=32,
-        total_timesteps=512,
-        num_minibatches=2,
-        out=tmp_path,
-    )
-    assert ppo.main(args, custom_env.make)["target_return"] is None
-    assert (tmp_path / "learning_curve.png").exists()
 
 
 OWN = """

@@ -47,7 +47,7 @@ SPACES = {  # of observations, and of actions
 # Those that are also moved to the device.
 QUICK = (
     "CartPole-v1",
-    "custom_env",
+    "maze",
     "ScriptedEnv, Dict",
     "RepeatAction",
     "PassiveEnvChecker",
@@ -59,14 +59,13 @@ RENDERING = ("AddRenderObservation", "RecordVideo")
 def cases():
     """Functions that make an env on a device, by name."""
     sys.path.insert(0, str(ROOT / "examples"))
-    custom_env, maze = map(importlib.import_module, ("custom_env", "maze"))
+    maze = importlib.import_module("maze")
     make = functools.partial
     functional = tw.FunctionalEnv
     found = {id: make(tw.make, id, N) for id in tw.registration.NATIVE}
     found["Acrobot with noise"] = make(tw.make, "Acrobot-v1", N, torque_noise_max=0.5)
     found["CartPole of float64"] = make(tw.make, "CartPole-v1", N, dtype=torch.float64)
     found["maze"] = make(functional, maze.Maze(), N, max_episode_steps=9)
-    found["custom_env"] = make(functional, custom_env.PointMass(), N, max_episode_steps=4)
     for name, (observation, action) in SPACES.items():
         found[f"ScriptedEnv, {name}"] = make(
             ScriptedEnv, N, observation_space=observation, action_space=action
