@@ -345,7 +345,9 @@ class Curve(list[tuple[int, float, float, float]]):
 
 
 def finish(args: Args, env: tw.Env, agent: Agent, curve: Curve, make: Make) -> dict[str, Any]:
-    """Evaluates, writes metrics.json and the curve, and returns the metrics."""
+    """Writes agent.pt, evaluates, writes metrics.json and the curve, and returns the metrics."""
+    state = {"agent": agent.state_dict(), "env": env.state_dict(), "curve": list(curve)}
+    torch.save(state, args.out / "agent.pt")
     with make_env(args, 20, make) as test_env:
         test_env.load_state_dict(env.state_dict())
         # Of sampled actions: early in training, the mode can be far worse.
@@ -411,8 +413,6 @@ def main(args: Args, make: Make = tw.make) -> dict[str, Any]:
         if output is not None:
             stats["learning_rate"] = optimizer.param_groups[0]["lr"]
             output.write(data, batch, stats, is_last=len(curve) == num_iterations)
-    state = {"agent": agent.state_dict(), "env": env.state_dict(), "curve": list(curve)}
-    torch.save(state, args.out / "agent.pt")
     return finish(args, env, agent, curve, make)
 
 

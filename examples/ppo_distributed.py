@@ -101,7 +101,8 @@ def train(args: Args, make: Make, rank: int, world_size: int) -> dict[str, Any]:
 
         returns = gather(returns_of.return_queue[-window:].cpu(), rank)
         number = iteration + 1
-        is_save = number % args.save_every == 0 or number == num_iterations
+        is_due = number % args.save_every == 0 or number == num_iterations
+        is_save = args.resume and is_due
         states = gather(checkpoint.process_state(), rank) if is_save else []
         if rank > 0:
             continue
