@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,23 +37,11 @@ def serve(path: str) -> None:
     assert not imported, imported
 
 
-@dataclass
-class Args:
-    seed: int = 1
-    """seed of the environments and of PyTorch"""
-    total_timesteps: int = 100_000
-    """total number of env steps"""
-    num_episodes: int = 5
-    """number of episodes to play"""
-    out: Path | None = None
-    """folder of the results of the training, and of policy.pt2; None is a temporary one"""
-
-
 def positions(observation: Tensor) -> Tensor:
     return observation[:, ::2]  # of the cart and of the pole
 
 
-def main(args: Args) -> tuple[list[float], list[float]]:
+def main(args: Any, num_episodes: int = 5) -> tuple[list[float], list[float]]:
     # Imported here, because the second process imports this file, too.
     import ppo
     import ppo_output
@@ -68,27 +55,20 @@ def main(args: Args) -> tuple[list[float], list[float]]:
         hide = T.TransformObservation(positions, Box(-10, 10, (2,)))
         return tw.TransformedEnv(env, hide, T.FrameStackObservation(2))
 
-    folder = Path(args.out or tempfile.mkdtemp())
-    flags = ppo.Args(
-        seed=args.seed,
-        total_timesteps=args.total_timesteps,
-        normalize=True,
-        out=folder,
-    )
-    ppo.main(flags, make)
-    env, agent = ppo_output.load(flags, make=make)
+    ppo.main(args, make)
+    env, agent = ppo_output.load(args, make=make)
 
     def act(td):
         return agent.actor(td["observation"]).argmax(-1)
 
     # Deployment
     deployed = tw.deploy(env, act)
-    path = folder / "policy.pt2"
+    path = args.out / "policy.pt2"
     metadata = json.dumps(deployed.metadata, indent=2)
     torch.export.save(deployed.program, path, extra_files={"metadata.json": metadata})
     print(metadata)
 
-    episodes = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)
+    episodes = tw.evaluate(env, act, num_episodes, seed=args.seed + 1000)
     here = episodes["episode_return"].tolist()
     there = []
     total = 0.0
@@ -98,7 +78,7 @@ def main(args: Args) -> tuple[list[float], list[float]]:
     command = [sys.executable, __file__, "--serve", str(path)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with subprocess.Popen(command, **pipes) as process:
-        while len(there) < args.num_episodes:
+        while len(there) < num_episodes:
             message = {"observation": td["observation"][0].tolist(), "is_first": is_first}
             print(json.dumps(message), file=process.stdin, flush=True)
             action = json.loads(process.stdout.readline())
@@ -119,6 +99,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
     else:
+        import ppo
         import tyro
 
-        main(tyro.cli(Args))
+        settings = dict(total_timesteps=100_000, normalize=True, out=Path("runs/deploy"))
+        main(tyro.cli(ppo.Args, default=ppo.Args(**settings)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ppo
 import torch
 import tyro
 from gymnasium.spaces import Box, flatdim
@@ -53,8 +54,16 @@ class Args(Flags):
     """minibatches per epoch, each of whole environments"""
     update_epochs: int = 4
     """epochs per iteration"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
     clip_coef: float = 0.2
     """clipping coefficient of the surrogate objective"""
+    clip_vloss: bool = False
+    """clip the change of the value function as well"""
+    ent_coef: float = 0.0
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
     max_grad_norm: float = 0.5
     """maximum norm of the gradient"""
 
@@ -112,6 +121,9 @@ class Agent(nn.Module):
         log_std = getattr(self, "log_std", None)
         return distribution(self.action_space, self.actor(hidden), log_std)
 
+    def get_value(self, hidden: Tensor) -> Tensor:
+        return self.critic(hidden).squeeze(-1)
+
     def act(self, td: TensorDict) -> TensorDict:
         hidden = self.remember(td["observation"], td["hidden"])
         td["action"] = self.get_distribution(hidden).sample()
@@ -123,29 +135,25 @@ class Agent(nn.Module):
 def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
     successor = data["next"]
     hidden = successor["hidden"]
-    values = agent.critic(hidden).squeeze(-1)
+    values = agent.get_value(hidden)
     # The state after the successor is right at truncations too, where the next root is another
     # episode's.
     next_hidden = agent.remember(successor["observation"], hidden)
-    next_values = agent.critic(next_hidden).squeeze(-1)
+    next_values = agent.get_value(next_hidden)
     advantages = estimate_advantages(data, values, next_values, args)
     batch = {name: data[name] for name in ("observation", "action", "is_init")}
     batch["hidden"] = data["hidden"][:, 0]
     batch["logprob"] = agent.get_distribution(hidden).log_prob(data["action"])
     batch["advantage"] = advantages
+    batch["value"] = values
     batch["ret"] = advantages + values
     return batch
 
 
 def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     hidden = agent.remember_all(mb["observation"], mb["hidden"], mb["is_init"])
-    logprob = agent.get_distribution(hidden).log_prob(mb["action"])
-    ratio = (logprob - mb["logprob"]).exp()
-    advantage = mb["advantage"] - mb["advantage"].mean()
-    advantage = advantage / (advantage.std(correction=0) + 1e-8)
-    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    value_loss = (agent.critic(hidden).squeeze(-1) - mb["ret"]).square().mean()
-    return 0.25 * value_loss - torch.min(advantage * ratio, advantage * clipped).mean()
+    loss, _ = ppo.ppo_loss(agent, {**mb, "observation": hidden}, args)
+    return loss
 
 
 def main(args: Args) -> float:

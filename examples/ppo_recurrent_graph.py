@@ -89,7 +89,7 @@ class Agent(ppo_recurrent.Agent, VectorModule):
         return new.lerp(hidden, update)
 
     def heads(self, memory: Tensor) -> tuple[Distribution, Tensor]:
-        return self.get_distribution(memory), self.critic(memory).squeeze(-1)
+        return self.get_distribution(memory), self.get_value(memory)
 
 
 def make_iteration(args: Args, grid: Grid, pure: Any, agent: Agent) -> Callable:

@@ -345,9 +345,10 @@ def test_aot_inductor_compiles_the_same_program(tmp_path):
 @full
 def test_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tmp_path):
     threads = torch.get_num_threads()
-    load_example("ppo")  # the script imports it from its own folder
+    ppo = load_example("ppo")  # the script imports it from its own folder
     script = load_example("deploy")
-    here, there = script.main(script.Args(total_timesteps=4096, num_episodes=3, out=tmp_path))
+    args = ppo.Args(total_timesteps=4096, normalize=True, out=tmp_path)
+    here, there = script.main(args, num_episodes=3)
     torch.set_num_threads(threads)
     assert here == there
     assert len(there) == 3
