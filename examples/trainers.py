@@ -1,10 +1,10 @@
-"""PPO of five libraries on torchwrap's envs, through the adapters of `torchwrap.interop`.
+"""PPO of three libraries on torchwrap's envs, through the adapters of `torchwrap.interop`.
 
 python examples/trainers.py torchrl         Collector, GAE and ClipPPOLoss, on CartPole-v1
-python examples/trainers.py rsl_rl          OnPolicyRunner, on Pendulum-v1
 python examples/trainers.py skrl            PPO and SequentialTrainer, on CartPole-v1
 python examples/trainers.py rl_games        Runner, on Pendulum-v1
-python examples/trainers.py sb3             Stable-Baselines3's PPO, on CartPole-v1
+
+rsl_rl's is robot.py, Stable-Baselines3's sb3_callbacks.py.
 
 Each library has one function, to copy. It returns the torchwrap env that it has trained on, and a
 policy for `tw.evaluate`. `main` plays 64 greedy episodes in the same stack, with the statistics
@@ -105,39 +105,6 @@ def train_torchrl(seed: int, num_updates: int = 73) -> Trained:
             nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
             optimizer.step()
     return env, lambda td: actor.get_dist(td).mode
-
-
-def train_rsl_rl(seed: int, num_updates: int = 25) -> Trained:
-    from rsl_rl.runners import OnPolicyRunner
-
-    from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
-
-    env = tw.TransformedEnv(
-        tw.make("Pendulum-v1", num_envs=256),
-        T.RescaleAction(-1, 1),
-        T.ClipAction(),  # because rsl_rl's actions are unbounded
-        T.RecordEpisodeStatistics(),
-        T.NormalizeObservation(),
-        T.NormalizeReward(gamma=0.95),
-    )
-    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
-    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    train_cfg = {
-        "num_steps_per_env": 32,
-        "save_interval": 1000,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": {**network, "distribution_cfg": distribution},
-        "critic": network,
-        # At a time-out, rsl_rl's own "PPO" would add the value of the observation before.
-        "algorithm": {
-            "class_name": "torchwrap.interop.rsl_rl:PPO",
-            "gamma": 0.95,
-            "entropy_coef": 0.0,
-        },
-    }
-    runner = OnPolicyRunner(to_rsl_rl(env, seed=seed), train_cfg)
-    runner.learn(num_updates, init_at_random_ep_len=True)
-    return env, RslRlPolicy(runner.get_inference_policy())
 
 
 def train_skrl(seed: int, num_updates: int = 73) -> Trained:
@@ -281,42 +248,14 @@ def train_rl_games(seed: int, num_updates: int = 40) -> Trained:
     return player.env.env, lambda td: player.get_action(td["observation"], is_deterministic=True)
 
 
-def train_sb3(seed: int, num_updates: int = 73) -> Trained:
-    from stable_baselines3 import PPO
-
-    from torchwrap.interop.sb3 import to_sb3
-
-    env = make_cartpole()
-    model = PPO(
-        "MlpPolicy",
-        to_sb3(env),
-        n_steps=NUM_STEPS,
-        batch_size=MINIBATCH_SIZE,
-        n_epochs=EPOCHS,
-        gamma=GAMMA,
-        gae_lambda=GAE_LAMBDA,
-        learning_rate=lambda remaining: LEARNING_RATE * remaining,
-        seed=seed,
-        device="cpu",
-    )
-    model.learn(BATCH_SIZE * num_updates)
-    return env, lambda td: model.policy.get_distribution(td["observation"]).mode()
-
-
-LIBRARIES = {
-    "torchrl": ("torchrl", train_torchrl),
-    "rsl_rl": ("rsl_rl", train_rsl_rl),
-    "skrl": ("skrl", train_skrl),
-    "rl_games": ("rl_games", train_rl_games),
-    "sb3": ("stable_baselines3", train_sb3),
-}
+LIBRARIES = {"torchrl": train_torchrl, "skrl": train_skrl, "rl_games": train_rl_games}
 
 
 def main(library: str, seed: int = 1, num_updates: int | None = None) -> float:
-    module, train = LIBRARIES[library]
-    if importlib.util.find_spec(module) is None:
+    train = LIBRARIES[library]
+    if importlib.util.find_spec(library) is None:
         command = f'pip install -e ".[{library.replace("_", "-")}]"'
-        raise SystemExit(f"trainers.py: {module} must be installed for {library}. Run {command}.")
+        raise SystemExit(f"trainers.py: {library} must be installed. Run {command}.")
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     # Some libraries print a page per update.

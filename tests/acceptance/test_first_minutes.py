@@ -42,6 +42,14 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path, capsys):
     assert "continues from 256 steps" in capsys.readouterr().out
 
 
+@pytest.mark.long
+@pytest.mark.full
+def test_sb3_learns(tmp_path):
+    script = load_example("sb3_callbacks")
+    result = script.main(script.Args(seed=20261126, out=tmp_path))  # a seed not used for tuning
+    assert result["episode_distance"] > -0.05  # at random -0.2
+
+
 @pytest.fixture(scope="module")
 def robot():
     for name in ("rsl_rl", "onnx", "onnxscript", "onnxruntime"):
