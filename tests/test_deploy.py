@@ -168,7 +168,10 @@ def test_deployed_transform_acts_as_in_evaluate(name):
 
 @pytest.mark.parametrize("name", catalogue_cases(DRAWS))
 def test_transform_that_draws_is_refused(name):
-    with pytest.raises(ValueError, match="AddNoise|" + name.partition(" ")[0].strip(",")):
+    with pytest.raises(
+        ValueError,
+        match="AddNoise|" + name.partition(" ")[0].strip(","),
+    ):
         tw.deploy(*catalogued(name))
 
 
@@ -176,7 +179,15 @@ def test_transform_that_draws_is_refused(name):
 
 
 def box(low, high):
-    return spaces.Box(*(np.broadcast_to(np.float32(bound), 2) for bound in (low, high)))
+    return spaces.Box(
+        *(
+            np.broadcast_to(
+                np.float32(bound),
+                2,
+            )
+            for bound in (low, high)
+        )
+    )
 
 
 def continuous(num_envs=NUM_ENVS):
@@ -195,7 +206,9 @@ class Smooth(T.Transform):
     previous = tw.EnvBuffer((2,))
 
     def setup(self, signature):
-        return signature.replace(single_observation_space=spaces.Box(-torch.inf, torch.inf, (2, 3)))
+        return signature.replace(
+            single_observation_space=spaces.Box(-torch.inf, torch.inf, (2, 3)),
+        )
 
     def step(self, td):
         self.average.lerp_(td["observation"], 0.5)
@@ -204,7 +217,10 @@ class Smooth(T.Transform):
     def reset(self, td, mask):
         mask.assign_(self.average, td["observation"])
         mask.fill_(self.previous, 0)
-        return td.set("observation", td["observation"].unsqueeze(1).expand(-1, 2, -1))
+        return td.set(
+            "observation",
+            td["observation"].unsqueeze(1).expand(-1, 2, -1),
+        )
 
     def action(self, action):
         self.previous.copy_(0.5 * self.previous + 0.5 * action)
@@ -224,7 +240,11 @@ class MarkInitial(T.Transform):
 def control():
     return [
         *(T.RescaleAction(-1, 1), T.ClipAction(), T.RecordEpisodeStatistics()),
-        *(T.NormalizeObservation(), T.ClipObservation(-1, 1), T.FrameStackObservation(3)),
+        *(
+            T.NormalizeObservation(),
+            T.ClipObservation(-1, 1),
+            T.FrameStackObservation(3),
+        ),
         T.NormalizeReward(),
     ]
 
@@ -237,7 +257,11 @@ def several_layers(num_envs):
 def recurrent():
     timed = [T.TimeLimit(4), T.TimeAwareObservation(), T.DiscretizeAction(3)]
     hidden = tw.PolicyState({"hidden": (3,)})
-    return [hidden, *timed, tw.PolicyState({"count": ()}, torch.int64, -1)]
+    return [
+        hidden,
+        *timed,
+        tw.PolicyState({"count": ()}, torch.int64, -1),
+    ]
 
 
 def frames(number):
@@ -248,10 +272,19 @@ STACKS = {
     "control": (continuous, control),
     "several layers": (several_layers, lambda: [T.NormalizeObservation(), frames(2)]),
     "images": (pixels, lambda: [T.atari("cleanrl"), T.TimeLimit(9)]),
-    "a user's state": (continuous, lambda: [T.ClipAction(), Smooth(), frames(2), frames(2)]),
-    "no state": (continuous, lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3)]),
+    "a user's state": (
+        continuous,
+        lambda: [T.ClipAction(), Smooth(), frames(2), frames(2)],
+    ),
+    "no state": (
+        continuous,
+        lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3)],
+    ),
     "initial observations": (continuous, lambda: [T.NormalizeObservation(), MarkInitial()]),
-    "delays": (continuous, lambda: [T.ClipAction(), T.DelayAction(1), T.DelayObservation(2)]),
+    "delays": (
+        continuous,
+        lambda: [T.ClipAction(), T.DelayAction(1), T.DelayObservation(2)],
+    ),
     "a recurrent policy": (functools.partial(ScriptedEnv, observation_space=DICT), recurrent),
 }
 FAST = ("control", "no state")
@@ -316,7 +349,12 @@ def test_onnx_model_gives_the_same_results_in_onnx_runtime(name, tmp_path):
     deployed, log = deployed_stack(name)
     names = deployed.onnx_names()
     path = tmp_path / "policy.onnx"
-    torch.onnx.export(deployed.program, dynamo=True, verbose=False, **names).save(path)
+    torch.onnx.export(
+        deployed.program,
+        dynamo=True,
+        verbose=False,
+        **names,
+    ).save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [value.name for value in session.get_inputs()] == names["input_names"]
     inputs, _ = deployed.program.example_inputs
@@ -358,7 +396,11 @@ def test_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tm
 
 
 def network():
-    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5)).eval()
+    return nn.Sequential(
+        nn.Linear(3, 2),
+        nn.BatchNorm1d(2),
+        nn.Dropout(0.5),
+    ).eval()
 
 
 def change(net):
@@ -373,8 +415,19 @@ def change(net):
 
 def test_later_change_does_not_reach_what_deploy_returned():
     networks = [network() for _ in HOLDERS]
-    functions = [hold(net) for hold, net in zip(HOLDERS.values(), networks, strict=True)]
-    scales = {"number": 2.0, "tensor": torch.ones(1), "computed": torch.ones(1, requires_grad=True)}
+    functions = [
+        hold(net)
+        for hold, net in zip(
+            HOLDERS.values(),
+            networks,
+            strict=True,
+        )
+    ]
+    scales = {
+        "number": 2.0,
+        "tensor": torch.ones(1),
+        "computed": torch.ones(1, requires_grad=True),
+    }
     scales["computed"] = scales["computed"] * 2  # with a graph of gradients
 
     def act(td):
@@ -426,6 +479,11 @@ SENSORS = spaces.Dict(
     privileged=spaces.Box(-9, 9, (5,)),
     gear=spaces.Discrete(2, start=1),
 )
+sensing = functools.partial(
+    ScriptedEnv,
+    observation_space=SENSORS,
+    action_space=box(-3, (1, 2)),
+)
 STACKED = "ObservationGroups.parts.actor.FrameStackObservation.histories.0.frames"
 
 
@@ -445,9 +503,8 @@ class ActorCritic(nn.Module):
 def grouped_env():
     actor = [T.FilterObservation(["own"]), T.FlattenObservation(), T.NormalizeObservation()]
     critic = [T.FilterObservation(["privileged"]), T.FlattenObservation(), AddNoise()]
-    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
     groups = {"actor": [*actor, frames(2)], "critic": critic}
-    return stack(make, T.ClipAction(), T.ObservationGroups(groups))
+    return stack(sensing, T.ClipAction(), T.ObservationGroups(groups))
 
 
 @pytest.mark.full
@@ -471,7 +528,9 @@ class Worst(T.ObservationTransform):
     """Tells whether the larger of two sensors is nearly at its limit."""
 
     def setup(self, signature):
-        return signature.replace(single_observation_space=spaces.Dict(actor=spaces.Box(0, 1, (1,))))
+        return signature.replace(
+            single_observation_space=spaces.Dict(actor=spaces.Box(0, 1, (1,))),
+        )
 
     def observation(self, observation):
         worst = torch.stack(list(observation.values())).amax(0)
@@ -489,10 +548,22 @@ class WorstInPlace(Worst):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [Worst, WorstInPlace])
 def test_sensor_whose_effect_is_rare_is_kept(kind):
-    space = spaces.Dict({name: spaces.Box(0, 1, (1,)) for name in ("front", "alarm", "unread")})
+    space = spaces.Dict(
+        {
+            name: spaces.Box(0, 1, (1,))
+            for name in (
+                "front",
+                "alarm",
+                "unread",
+            )
+        }
+    )
     make = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-1, 1))
     env = stack(make, T.FilterObservation(["front", "alarm"]), kind())
-    deployed = tw.deploy(env, lambda td: td["observation", "actor"].expand(-1, 2))
+    deployed = tw.deploy(
+        env,
+        lambda td: td["observation", "actor"].expand(-1, 2),
+    )
     assert list(deployed.metadata["observation"]["spaces"]) == ["alarm", "front"]
     raw = {"front": torch.tensor([[1.0], [0.5]]), "alarm": torch.zeros(2, 1)}
     assert deployed(raw).tolist() == [[1, 1], [0, 0]]
@@ -500,10 +571,9 @@ def test_sensor_whose_effect_is_rare_is_kept(kind):
 
 @pytest.mark.full
 def test_history_that_the_action_does_not_depend_on_is_left_out():
-    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
     noise = T.AddNoise(1.0, in_eval=False)
     keys = {"privileged": [frames(4)], "own": [T.ClipObservation(-1, 1), noise]}
-    env = stack(make, tw.PolicyState({"unread": (2,)}), T.ObservationKeys(keys))
+    env = stack(sensing, tw.PolicyState({"unread": (2,)}), T.ObservationKeys(keys))
 
     def act(td):
         td["next", "unread"] = td["unread"] + 1
@@ -516,8 +586,7 @@ def test_history_that_the_action_does_not_depend_on_is_left_out():
 
 @pytest.mark.full
 def test_entry_that_a_later_action_depends_on_is_kept():
-    make = functools.partial(ScriptedEnv, observation_space=SENSORS, action_space=box(-3, (1, 2)))
-    env = stack(make, tw.PolicyState({"last": (2,), "before": (2,)}))
+    env = stack(sensing, tw.PolicyState({"last": (2,), "before": (2,)}))
 
     def act(td):
         td["next", "last"] = td["observation", "own"][:, :2]

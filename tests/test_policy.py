@@ -63,9 +63,11 @@ def by_hand(policy, num_steps, first_index):
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(
-    "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)], ids=["eager", "compiled"]
-)
+COMPILED = pytest.param(True, marks=pytest.mark.full, id="compiled")
+eager_and_compiled = pytest.mark.parametrize("is_compiled", [False, COMPILED])
+
+
+@eager_and_compiled
 @torch.no_grad()
 def test_chunks_equal_a_python_loop_over_single_envs(is_compiled):
     env = tw.TransformedEnv(
@@ -226,9 +228,7 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)], ids=["eager", "compiled"]
-)
+@eager_and_compiled
 def test_state_travels_without_being_kept(is_compiled):
     env = make()
     other = make()

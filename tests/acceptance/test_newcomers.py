@@ -67,16 +67,6 @@ def test_collector_starts_from_the_root_as_the_caller_left_it(values):
     assert_same(data[:, 0].select("observation"), td.select("observation"))
 
 
-def test_collector_starts_from_a_restored_root():
-    env = ScriptedEnv(2)
-    td = env.reset()
-    snapshot = env.snapshot()
-    env.step(env.sample_action())
-    env.restore(snapshot)
-    data = tw.rollout(env, None, 3)
-    assert_same(data[:, 0].select("observation"), td.select("observation"))
-
-
 # Scripts.
 
 

@@ -196,6 +196,12 @@ def assert_equal_trees(actual, expected, where=""):
         np.testing.assert_array_equal(actual, expected, err_msg=where)
 
 
+def flags_of(terminated, truncated):
+    terminated = np.array(terminated, bool)
+    truncated = np.array(truncated, bool)
+    return {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+
+
 class Singles:
     """Single envs next to a batch. Their current observations and infos are `now`, `now_infos`."""
 
@@ -229,11 +235,7 @@ class Singles:
         successor, reward, terminated, truncated, self.infos = zip(*results, strict=True)
         self.now = list(successor)
         self.now_infos = list(self.infos)
-        flags = {
-            "terminated": np.array(terminated, bool),
-            "truncated": np.array(truncated, bool),
-        }
-        flags["done"] = flags["terminated"] | flags["truncated"]
+        flags = flags_of(terminated, truncated)
         self.reset(np.flatnonzero(flags["done"]))
         columns = {"reward": np.float32(reward), **flags}
         columns = {name: column[:, None] for name, column in columns.items()}
@@ -386,11 +388,7 @@ class ByHand:
         self.now = list(observations)
         self.infos = infos
         self.root_infos = list(infos)
-        flags = {
-            "terminated": np.array(terminated, bool),
-            "truncated": np.array(truncated, bool),
-        }
-        flags["done"] = flags["terminated"] | flags["truncated"]
+        flags = flags_of(terminated, truncated)
         successor = self.observation()
         for i in np.flatnonzero(flags["done"]):
             if not self.continues(infos[i]):

@@ -20,11 +20,20 @@ BOXES = [
     Box(0, 1, (1,), np.float64),
     Box(-1, 1, ()),
     Box(-1, 1, (2,), np.float16),
-    Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 1000])),
+    Box(
+        np.float32([-2, 0, 5]),
+        np.float32([2, 0.5, 1000]),
+    ),
 ]
 STEERING = [  # one bound is the same in each dimension, and the other is not
-    Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1])),
-    Box(np.float32([-1, -1, -1]), np.float32([1, 0, 0])),
+    Box(
+        np.float32([-1, 0, 0]),
+        np.float32([1, 1, 1]),
+    ),
+    Box(
+        np.float32([-1, -1, -1]),
+        np.float32([1, 0, 0]),
+    ),
 ]
 ONE_SIDED = Box(
     np.float32([-np.inf, 0, -1]),
@@ -39,7 +48,9 @@ def single(action_space):
 
 def received(env, action):
     """The action that the inner env gets."""
-    transition, _ = env.step(env.reset().set("action", torch.as_tensor(action)))
+    transition, _ = env.step(
+        env.reset().set("action", torch.as_tensor(action)),
+    )
     return transition["next", "info", "action"].numpy()
 
 
@@ -58,12 +69,19 @@ def play(space, transforms, oracle):
     "space", [*BOXES, *STEERING, ONE_SIDED, Box(-np.inf, np.inf, (2,))], ids=str
 )
 def test_clip_action_equals_gymnasiums(space):
-    assert_array_equal(*play(space, [T.ClipAction()], wrappers.ClipAction(single(space))))
+    assert_array_equal(
+        *play(space, [T.ClipAction()], wrappers.ClipAction(single(space))),
+    )
 
 
 @pytest.mark.parametrize(
     "bounds",
-    [(-1, 1), (0, 3), (np.float64(-1), 0.5), (100, 101)],
+    [
+        (-1, 1),
+        (0, 3),
+        (np.float64(-1), 0.5),
+        (100, 101),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("space", BOXES, ids=str)
@@ -80,7 +98,14 @@ def test_rescale_action_equals_gymnasiums(space, bounds):
 
 
 def test_transform_action_maps_discrete_to_continuous_actions():
-    moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    moves = torch.tensor(
+        [
+            [1.0, 0],
+            [0, 1],
+            [-1, 0],
+            [0, -1],
+        ]
+    )
     transform = T.TransformAction(
         lambda action: moves[action],
         Discrete(4),
@@ -89,7 +114,11 @@ def test_transform_action_maps_discrete_to_continuous_actions():
         transform,
         action_space=Box(-1, 1, (2,)),
     )
-    assert received(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
+    assert received(env, torch.tensor([3, 0, 2])).tolist() == [
+        [0, -1],
+        [1, 0],
+        [-1, 0],
+    ]
 
 
 class Recording(T.StickyAction):
@@ -98,7 +127,9 @@ class Recording(T.StickyAction):
     def action(self, action):
         key = self.stream.key()
         words = [word.clone() for word in key[:5]]
-        self.key = key._replace(**dict(zip(key._fields[:5], words, strict=True)))
+        self.key = key._replace(
+            **dict(zip(key._fields[:5], words, strict=True)),
+        )
         return super().action(action)
 
     @property
@@ -163,7 +194,10 @@ def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duratio
 
 
 def test_affine_action_equals_numpys_beyond_the_bounds_below():
-    space = Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))
+    space = Box(
+        np.float32([-1, 0, 0]),
+        np.float32([1, 1, 1]),
+    )
     scale = [0.5, -2, 0]
     offset = [0.1, 0, 3]
     env = scripted(T.AffineAction(scale, offset), num_envs=4, action_space=space)
@@ -185,7 +219,10 @@ KEEP_INSIDE = {
 def test_actions_inside_of_their_space_reach_the_env_inside_of_its_own(make, dtype):
     rng = np.random.default_rng(0)
     for _ in range(15):
-        low, high = np.sort(rng.uniform(-3, 3, (2, 4)).astype(dtype), 0)
+        low, high = np.sort(
+            rng.uniform(-3, 3, (2, 4)).astype(dtype),
+            0,
+        )
         env = scripted(make(), num_envs=2, action_space=Box(low, high, dtype=dtype))
         above = env.single_action_space
         env.reset()
@@ -200,7 +237,11 @@ def test_actions_inside_of_their_space_reach_the_env_inside_of_its_own(make, dty
     ("space", "bins", "centers"),
     [
         (Box(3e4, 6e4, (), np.float16), 2, [37504, 52480]),
-        (Box(2**60 + 1, 2**60 + 100, (), np.int64), 1, [2**60 + 1]),
+        (
+            Box(2**60 + 1, 2**60 + 100, (), np.int64),
+            1,
+            [2**60 + 1],
+        ),
     ],
     ids=str,
 )
@@ -210,9 +251,15 @@ def test_centers_of_bins_are_inside_of_a_wide_or_narrow_box(space, bins, centers
 
 
 def test_low_pass_action_of_weight_1_is_the_identity():
-    env = scripted(T.LowPassAction(1), num_envs=1, action_space=Box(-1e9, 1e9, (1,)))
+    env = scripted(
+        T.LowPassAction(1),
+        num_envs=1,
+        action_space=Box(-1e9, 1e9, (1,)),
+    )
     env.reset()
-    for action in torch.tensor([[[1e8]], [[1.0]], [[0.3]]]):
+    for action in torch.tensor(
+        [[[1e8]], [[1.0]], [[0.3]]],
+    ):
         assert env.step(action)[0]["next", "info", "action"] == action
 
 

@@ -209,8 +209,13 @@ def test_add_noise_has_the_moments_of_its_distribution(distribution, deviation):
     assert np.corrcoef(drawn[:, 1], drawn[:, 2])[0, 1] == pytest.approx(0, abs=0.05)
 
 
-@pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
-@pytest.mark.parametrize("period", [None, 1, 2])
+LENGTHS = {"staggered": (5, 1, 3), "together": 4, "one step": 1}
+each_length = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+each_period = pytest.mark.parametrize("period", [None, 1, 2])
+
+
+@each_length
+@each_period
 def test_noise_changes_every_period_steps_and_with_the_episode_only(period, lengths):
     env = scripted(
         T.TransformObservation(torch.zeros_like),
@@ -266,8 +271,8 @@ def test_command_whose_info_a_layer_below_has_set_raises():
         env.step(env.sample_action())
 
 
-@pytest.mark.parametrize("lengths", [(5, 1, 3), 4, 1], ids=["staggered", "together", "one step"])
-@pytest.mark.parametrize("period", [None, 1, 2])
+@each_length
+@each_period
 def test_command_is_drawn_every_period_steps_and_the_info_has_the_one_before(period, lengths):
     low, high = [-3, 10], [-1, 20]
     env = scripted(T.CommandObservation(low, high, period, flatten=False), episode_lengths=lengths)
