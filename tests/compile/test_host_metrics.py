@@ -47,7 +47,6 @@ def test_sum_of_an_info_beside_one_of_a_declared_space_is_numpys():
     assert len([text for text in logs.output if "compiling the step" in text]) == 1
 
 
-@pytest.mark.full
 def test_info_that_an_inner_layer_adds_is_recorded():
     inner = tw.TransformedEnv(over_gymnasium(), RewardTerms())
     recorder = T.RecordEpisodeStatistics(metrics={"twice": "last"})
