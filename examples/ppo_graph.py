@@ -132,6 +132,19 @@ def estimate_advantages(deltas: Tensors) -> Tensor:
     return tw.scan(step, last, deltas, reverse=True)[1]
 
 
+def roll_out(
+    grid: Grid, step: Callable, evaluate: Callable, state: Tensors, hyper: Tensors, noise: Tensor
+) -> tuple[TensorDict, Tensors, Tensors]:
+    """The state of the envs after a rollout, the rollout, and what updates read of it."""
+    params = state["adam"]["params"]
+    act = grid.vmap(step)
+    env, rollout = tw.scan(lambda carry, x: act(carry, params, x), state["env"], noise)
+    deltas = grid.vmap(evaluate, (0, 1, 0), 1)(params, rollout, hyper)
+    batch = {name: rollout[name] for name in ("observation", "action", "logprob")}
+    batch |= {"advantage": estimate_advantages(deltas), "value": deltas["value"]}
+    return env, rollout, batch
+
+
 def ppo_loss(policy: Distribution, value: Tensor, mb: Tensors, hyper: Tensors) -> Tensor:
     mean = lambda values: (mb["weight"] * values).sum()  # noqa: E731
     ratio = (policy.log_prob(mb["action"]) - mb["logprob"]).exp()
@@ -170,12 +183,7 @@ def make_iteration(grid: Grid, pure: Any, agent: Agent) -> Callable:
     def iteration(state: Tensors, hyper: Tensors, progress: Tensor, noise: Tensor, rows: Tensor):
         """Several trainings are the first dimension, or the one after the steps."""
         hyper = {**hyper, "learning_rate": hyper["learning_rate"] * (1 - progress)}
-        params = state["adam"]["params"]
-        act = grid.vmap(env_step)
-        env, rollout = tw.scan(lambda carry, x: act(carry, params, x), state["env"], noise)
-        deltas = grid.vmap(evaluate, (0, 1, 0), 1)(params, rollout, hyper)
-        batch = {name: rollout[name] for name in ("observation", "action", "logprob")}
-        batch |= {"advantage": estimate_advantages(deltas), "value": deltas["value"]}
+        env, rollout, batch = roll_out(grid, env_step, evaluate, state, hyper, noise)
         flatten = lambda batch: {k: x.flatten(0, 1) for k, x in batch.items()}  # noqa: E731
         batch = grid.vmap(flatten, 1)(batch)
         update = grid.vmap(update_step)

@@ -32,7 +32,7 @@ from graph_parts import (
 )
 from gymnasium.spaces import Box, flatdim
 from ppo import Make
-from ppo_graph import choose, draw_noise, draw_rows, estimate_advantages, make_deltas, ppo_loss
+from ppo_graph import choose, draw_noise, draw_rows, make_deltas, ppo_loss, roll_out
 from tensordict import TensorDict
 from torch import Tensor
 from torch.distributions import Distribution
@@ -159,13 +159,8 @@ def make_iteration(args: Args, grid: Grid, pure: Any, agent: Agent) -> Callable:
 
     def iteration(state: Tensors, hyper: Tensors, progress: Tensor, noise: Tensor, rows: Tensor):
         rate = hyper["learning_rate"] * (1 - progress)
-        params = state["adam"]["params"]
-        act = grid.vmap(env_step)
-        env, rollout = tw.scan(lambda carry, x: act(carry, params, x), state["env"], noise)
-        deltas = grid.vmap(evaluate, (0, 1, 0), 1)(params, rollout, hyper)
-        batch = {name: rollout[name] for name in ("observation", "action", "logprob", "is_init")}
-        batch |= {"advantage": estimate_advantages(deltas), "value": deltas["value"]}
-        batch["hidden"] = rollout["hidden"][:1]
+        env, rollout, batch = roll_out(grid, env_step, evaluate, state, hyper, noise)
+        batch |= {"is_init": rollout["is_init"], "hidden": rollout["hidden"][:1]}
 
         def update_step(adam: Tensors, rows: Tensor) -> tuple[Tensors, Tensor]:
             minibatch = grid.vmap(take, (1, 0), 1)(batch, rows)

@@ -481,20 +481,16 @@ class SequenceBuffer:
         return {"rows": self.storage.clone().to_dict(), "written": self.written}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the rows by those of a buffer of the same size."""
-        if not state:
-            self.clear()
-            return
-        is_last = state["rows"]["is_last"]
-        capacity, num_envs = is_last.shape
-        if capacity != max(1, self.size // num_envs):
-            fault = f"size must be as before, {capacity} rows of {num_envs} envs"
-            raise ValueError(f"load_state_dict: {fault}, got {self.size}.")
-        self.device = self.device or is_last.device
-        rows = TensorDict(state["rows"], is_last.shape, device=self.device)
-        self.allocate(rows[0])
-        self.storage.copy_(rows)
-        self.written = state["written"].to(self.device)
+        """Replaces the rows, and the number that fits."""
+        self.clear()
+        if state:
+            is_last = state["rows"]["is_last"]
+            self.device = self.device or is_last.device
+            rows = TensorDict(state["rows"], is_last.shape, device=self.device)
+            self.storage = rows.clone()
+            self.written = state["written"].to(self.device)
+            self.capacity, num_envs = rows.shape
+            self.envs = torch.arange(num_envs, device=self.device)
 
     def allocate(self, row: TensorDictBase) -> None:
         num_envs = len(row)
