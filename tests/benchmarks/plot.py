@@ -101,7 +101,7 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any],
 
 
 def draw_device(found: Mapping[str, Any], path: str) -> None:
-    """Plots the figures of `cuda_day.py`: seven transforms, CartPole, PPO, and its tests."""
+    """Plots the figures of `tests.cuda_day`: seven transforms, CartPole, PPO, and its tests."""
     steps = found["steps"]
     figures = {}
     for step in steps.values():

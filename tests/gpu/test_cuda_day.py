@@ -1,4 +1,4 @@
-"""cuda_day.py of the benchmarks without a GPU: parts run, fail, run out of time, and go on."""
+"""tests/cuda_day.py without a GPU: parts run, fail, run out of time, and are continued."""
 
 import importlib
 import json
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def day(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("tests.benchmarks.cuda_day")
+    return importlib.import_module("tests.cuda_day")
 
 
 def test_parts_for_cuda_have_every_step_once(day):

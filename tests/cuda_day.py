@@ -1,10 +1,9 @@
 """All work that needs a GPU, in one command: benchmarks, PPO, the device's limits, CUDA tests.
 
-`python -m tests.benchmarks.cuda_day --json cuda.json --plot cuda.png` runs the parts below one
-after the other. Each part is a list of steps. Each step is a process with a time limit, and its
-result is in the file as soon as it ends. A call continues the last one: it runs the steps that the
-file does not have, and names those that did not fit. The output of all steps is in a file next to
-it, `.log`.
+`python -m tests.cuda_day --json cuda.json --plot cuda.png` runs the parts below one after the
+other. Each part is a list of steps. Each step is a process with a time limit, and its result is in
+the file as soon as it ends. A call continues the last one: it runs the steps that the file does not
+have, and names those that did not fit. The output of all steps is in a file next to it, `.log`.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from tests import versions
 from tests.benchmarks import glue, plot
 from tests.benchmarks.measure import Case, Options, instruction_sets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 START = 5  # seconds; with less, Python and PyTorch would be stopped before they have done anything
 WAYS = ("compiled", "eager")
 SIZES = {"cuda": (4096, 65536, 1048576), "cpu": (4, 8, 16)}  # small, middle, large
@@ -280,7 +279,7 @@ def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.cuda_day", description="Runs all work that needs a GPU."
+        prog="python -m tests.cuda_day", description="Runs all work that needs a GPU."
     )
     parser.add_argument(
         "--json",
