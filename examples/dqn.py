@@ -3,7 +3,6 @@
 python examples/dqn.py                                  solves CartPole-v1
 python examples/dqn.py --env-id Acrobot-v1 --n-step 1   another env, one-step targets
 python examples/dqn.py --compile                        with graphs of collection and gradients
-python examples/dqn.py --torchrl-buffer                 with TorchRL's replay buffer
 python examples/dqn.py --resume                         continues a run that was killed
 
 Writes metrics.json, with the learning curve, and checkpoint.pt into --out.
@@ -28,7 +27,7 @@ from gymnasium.spaces import Discrete
 from ppo import Flags
 from ppo_output import Checkpoint
 from ppo_parts import agent_actions, one_line
-from replay import ReplayBuffer, TorchRLReplayBuffer, td_target
+from replay import ReplayBuffer, td_target
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from tqdm import tqdm
@@ -51,8 +50,6 @@ class Args(Flags):
     """compile the collection (the transforms if Gymnasium steps the env) and the gradients"""
     num_threads: int = 1
     """PyTorch's threads on the CPU"""
-    torchrl_buffer: bool = False
-    """store transitions in TorchRL's replay buffer"""
     out: Path | None = None
     """folder of the results; None is runs/dqn-<env_id>"""
     resume: bool = False
@@ -157,9 +154,8 @@ def compute_gradients(
     loss.backward()
 
 
-def make_buffer(args: Any) -> ReplayBuffer | TorchRLReplayBuffer:
-    kind = TorchRLReplayBuffer if args.torchrl_buffer else ReplayBuffer
-    return kind(args.buffer_size, args.gamma, args.n_step, args.device)
+def make_buffer(args: Any) -> ReplayBuffer:
+    return ReplayBuffer(args.buffer_size, args.gamma, args.n_step, args.device)
 
 
 def make_collector(env: tw.Env, policy: Callable[..., Tensor], args: Any) -> tw.Collector:

@@ -4,7 +4,6 @@ python examples/sac.py                          swings Pendulum-v1 up
 python examples/sac.py --env-id HalfCheetah-v5 --total-timesteps 1000000 \\
     --hidden-size 256 --batch-size 256 --policy-lr 3e-4
 python examples/sac.py --compile                with graphs of collection and gradients
-python examples/sac.py --torchrl-buffer         with TorchRL's replay buffer
 python examples/sac.py --resume                 continues a run that was killed
 
 Writes metrics.json, with the learning curve, and checkpoint.pt into --out.
@@ -49,8 +48,6 @@ class Args(Flags):
     """compile the collection (the transforms if Gymnasium steps the env) and the gradients"""
     num_threads: int = 1
     """PyTorch's threads on the CPU"""
-    torchrl_buffer: bool = False
-    """store transitions in TorchRL's replay buffer"""
     out: Path | None = None
     """folder of the results; None is runs/sac-<env_id>"""
     resume: bool = False
