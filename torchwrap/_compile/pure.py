@@ -137,9 +137,8 @@ class PureEnv:
         for name in self._names.values():
             buffers[name] = attrgetter(name)(self.env).detach().clone()
         self._call(self._seed, buffers, seed)
-        mask = torch.ones(self.signature.num_envs, dtype=torch.bool, device=device)
-        root = self._call(self._reset, buffers, mask, self._last)
-        return self._results(buffers, root)
+        state, _ = self._results(buffers, self._last)
+        return self.reset(state)
 
     def reset(self, state: TensorDict, mask: Tensor | None = None) -> tuple[TensorDict, TensorDict]:
         """Starts new episodes in every env, or where `mask` is set, as `Env.reset` does.
