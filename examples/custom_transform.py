@@ -29,29 +29,16 @@ class Progress(T.Transform):
         return td
 
 
-class SwitchCost(T.Transform):
-    """Needs the action, the previous one, and a number that changes during training."""
-
-    previous = tw.EnvBuffer((), torch.int64, fill=-1)  # -1: there was none
-    switched = tw.EnvBuffer((1,), torch.bool)
+class SwitchCost(T.ActionRewardTransform):
+    """Needs the action, the last one (0 at first), and a number that changes during training."""
 
     def __init__(self):
         super().__init__()
         # Constructor arguments are constants. A buffer is read at each step.
         self.register_buffer("cost", torch.tensor(0.1))
 
-    def action(self, action):  # runs before the step; the agent's action is never modified
-        switched = (action != self.previous) & (self.previous >= 0)
-        self.switched.copy_(switched.unsqueeze(-1))
-        self.previous.copy_(action)
-        return action
-
-    def step(self, td):
-        return td.set("reward", td["reward"] - self.cost * self.switched)
-
-    def reset(self, td, mask):
-        mask.fill_(self.previous, -1)
-        return td
+    def reward(self, reward, action, last_action):
+        return reward - self.cost * (action != last_action).unsqueeze(-1)
 
 
 class Novelty(T.Transform):

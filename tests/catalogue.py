@@ -50,6 +50,14 @@ class AddNoise(T.ObservationTransform):
         return (observation + noise).to(observation.dtype)
 
 
+class GearCost(T.ActionRewardTransform):
+    """A user's reward of a Dict action."""
+
+    def reward(self, reward, action, last_action):
+        shifts = action["gear"] != last_action["gear"]
+        return reward - shifts.unsqueeze(-1) * action["push"].abs().sum(-1, keepdim=True)
+
+
 class StatefulRnn(nn.Module):
     """A policy that keeps its hidden state itself, which no episode resets."""
 
@@ -115,6 +123,10 @@ TRANSFORMS = {
     "LastActionObservation": (T.LastActionObservation, ScriptedEnv),
     "LastActionObservation of Dicts": (
         lambda: T.LastActionObservation(False, key="action"),
+        functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
+    ),
+    "ActionRewardTransform": (
+        GearCost,
         functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
     ),
     "LowPassAction": (lambda: T.LowPassAction(0.4, padding_type=HALF), ScriptedEnv),

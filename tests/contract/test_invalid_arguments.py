@@ -93,6 +93,7 @@ ARGUMENTS = {
     "CommandObservation.period": "period",
     "CommandObservation.flatten": "flag",
     "CommandObservation.key": "text",
+    "ActionRewardTransform.padding_type": "zero",
     "LastActionObservation.flatten": "flag",
     "LastActionObservation.padding_type": "zero",
     "LastActionObservation.key": "text",

@@ -1,10 +1,11 @@
 """Reward transforms against Gymnasium's wrappers."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from oracles import RandomEnv, assert_agrees, make
 
 from torchwrap import transforms as T
@@ -44,3 +45,36 @@ def test_scale_reward_equals_gymnasiums_transform_reward():
         scale,
         rtol=0,
     )
+
+
+class GymnasiumActionRate(gymnasium.Wrapper):
+    def reset(self, **kwargs):
+        self.last_action = np.zeros(2)
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        reward += action[0] - np.square(action - self.last_action).sum()
+        self.last_action = action
+        return observation, reward, *rest
+
+
+class ActionRate(T.ActionRewardTransform):
+    def reward(self, reward, action, last_action):
+        return reward + action[:, :1] - (action - last_action).square().sum(1, keepdim=True)
+
+
+def test_reward_of_actions_equals_that_of_a_gymnasium_wrapper():
+    space = Box(-1, 1, (2,))
+    oracles = [GymnasiumActionRate(RandomEnv(space, action_space=space)) for _ in range(3)]
+    env = make(space, T.ClipAction(), ActionRate(), action_space=space)
+    env.reset(seed=5)
+    for seed, oracle in enumerate(oracles, 5):
+        oracle.reset(seed=seed)
+    for action in np.random.default_rng(0).normal(0, 2, (25, 3, 2)).astype(np.float32):
+        transition, _ = env.step(torch.from_numpy(action))
+        for oracle, row, reward in zip(oracles, action, transition["next", "reward"], strict=True):
+            _, expected, *ends, _ = oracle.step(row)
+            assert reward.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+            if any(ends):
+                oracle.reset()

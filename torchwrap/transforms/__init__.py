@@ -7,6 +7,7 @@ from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservat
 from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.history import (
+    ActionRewardTransform,
     DelayAction,
     DelayObservation,
     FrameStackObservation,
@@ -44,6 +45,7 @@ from torchwrap.transforms.transform import (
 )
 
 __all__ = [
+    "ActionRewardTransform",
     "ActionTransform",
     "AddNoise",
     "AddWhiteNoise",

@@ -20,7 +20,7 @@ from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
-from torchwrap.transforms.transform import AugmentedObservation, Transform
+from torchwrap.transforms.transform import AugmentedObservation, RewardTransform, Transform
 
 
 class _Frames(BatchedModule):
@@ -86,7 +86,7 @@ class _History(Transform):
     padding_types: tuple[str, ...] = ("reset", "zero")
     frames_of: dict[Path, _Frames]
 
-    def __init__(self, padding_type: str | Any) -> None:
+    def __init__(self, padding_type: str | Any = "zero") -> None:
         super().__init__()
         if isinstance(padding_type, str | bytes) and padding_type not in self.padding_types:
             names = " or ".join(map(repr, self.padding_types))
@@ -146,6 +146,9 @@ class _ActionHistory(_History):
     """Base for transforms that keep the latest actions."""
 
     padding_types = ("zero",)
+
+    def action(self, action: Value) -> Value:
+        return self._append(action)
 
     def reset(
         self,
@@ -319,9 +322,6 @@ class DelayAction(_Delay, _ActionHistory):
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_action_space, signature)
 
-    def action(self, action: Value) -> Value:
-        return self._append(action)
-
 
 class _FilteredAction(_ActionHistory):
     """Base for filters: the env's action moves from the last one towards the agent's."""
@@ -407,7 +407,27 @@ class RateLimitAction(_FilteredAction):
         return action.clamp(last - self.coefficient, last + self.coefficient)
 
 
-class LastActionObservation(_ActionHistory, AugmentedObservation):
+class _KeptAction(_ActionHistory):
+    """Base for transforms that keep the agent's latest actions, `size` of them."""
+
+    size = 1
+
+    def setup(self, signature: Signature) -> Signature:
+        self._make_frames(signature.single_action_space, signature, self.size)
+        return signature
+
+    def _output(self, frames: Tensor) -> Tensor:
+        return frames[:, -1]
+
+    def _kept(self, index: int, td: TensorDict) -> Value:
+        return spaces.build(
+            self._below.single_action_space,
+            lambda path, _: self.frames_of[path].frames[:, index].clone(),
+            td.batch_size[0],
+        )
+
+
+class LastActionObservation(_KeptAction, AugmentedObservation):
     """Adds the agent's last action to the observation, as Isaac Lab's `last_action` does.
 
     It is the action that reaches this transform: before the transforms below change it.
@@ -437,20 +457,11 @@ class LastActionObservation(_ActionHistory, AugmentedObservation):
         self.key = validation.text("LastActionObservation", "key", key)
 
     def setup(self, signature: Signature) -> Signature:
-        self.action_space = signature.single_action_space
-        self._make_frames(self.action_space, signature, 1)
-        return self._add_space(signature, self.key, self.action_space)
-
-    def action(self, action: Value) -> Value:
-        for path, frames in self.frames_of.items():
-            frames.append(spaces.entry(action, path))
-        return action
+        super().setup(signature)
+        return self._add_space(signature, self.key, signature.single_action_space)
 
     def step(self, td: TensorDict) -> TensorDict:
-        def latest(path: Path, leaf: Space[Any]) -> Tensor:
-            return self.frames_of[path].frames[:, 0].clone()
-
-        return self._add_entry(td, spaces.build(self.action_space, latest, td.batch_size[0]))
+        return self._add_entry(td, self._kept(0, td))
 
     def reset(
         self,
@@ -458,6 +469,40 @@ class LastActionObservation(_ActionHistory, AugmentedObservation):
         mask: RowMask,
     ) -> TensorDict:
         return self.step(super().reset(td, mask))
+
+
+class ActionRewardTransform(_KeptAction, RewardTransform):
+    """Base for rewards that need the action: implement `reward(reward, action, last_action)`.
+
+    The actions of this step and of the one before are the agent's: before the transforms below
+    change them. Rewards are `(num_envs, 1)`.
+
+    Args:
+        padding_type: the last action in the first step of an episode: "zero" is the action of the
+            space nearest to zero, as in Isaac Lab, and an action of the space is used itself.
+
+    >>> class ActionRate(ActionRewardTransform):
+    ...     def reward(self, reward, action, last_action):
+    ...         return reward - (action - last_action).square().sum(-1, keepdim=True)
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=Box(-1, 1, (2,))), ActionRate())
+    >>> env.step(env.reset().set("action", torch.ones(1, 2)))[0]["next", "reward"]
+    tensor([[-1.]])
+    """
+
+    size = 2
+    _standalone = ""
+
+    def reward(  # type: ignore[override]
+        self, reward: Tensor, action: Any, last_action: Any
+    ) -> Tensor:
+        raise NotImplementedError(
+            f"{type(self).__name__} lacks reward(reward, action, last_action)"
+        )
+
+    def step(self, td: TensorDict) -> TensorDict:
+        actions = self._kept(1, td), self._kept(0, td)
+        return td.set("reward", self.reward(td["reward"], *actions))
 
 
 class StickyAction(_History):
@@ -489,7 +534,7 @@ class StickyAction(_History):
     def __init__(
         self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1
     ) -> None:
-        super().__init__("zero")
+        super().__init__()
         self.repeat_action_probability = validation.probability(
             "StickyAction", "repeat_action_probability", repeat_action_probability
         )
