@@ -357,11 +357,16 @@ def _affine(
     offset: Number,
     factor: Number,
 ) -> Tensor:
+    result = values
     if isinstance(factor, Tensor) or factor != 1:
-        values = factor * values
+        result = factor * result
     if isinstance(offset, Tensor) or offset != 0:
-        values = offset + values
-    return values
+        result = offset + result
+    if result.shape != values.shape:  # otherwise a number would be drawn once for all elements
+        raise ValueError(
+            refusal("torchwrap.random", "`shape` must be that of the tensors", result.shape)
+        )
+    return result
 
 
 def _check_arguments(
@@ -408,7 +413,7 @@ def integers(
     if is_outside or isinstance(count, float):
         raise ValueError(refusal("integers", "high - low must be an int in [1, 2**31]", count))
     words = bits(key, math.prod(shape))
-    numbers = words.reshape((*key.env.shape, *shape)) * count
+    numbers = _affine(words.reshape((*key.env.shape, *shape)), 0, count)
     return _affine(numbers >> 32, low, 1)
 
 

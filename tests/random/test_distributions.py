@@ -206,6 +206,12 @@ def test_draw_with_a_shape_that_is_no_last_tuple_raises(draw, key):
             call()
 
 
+@pytest.mark.parametrize("draw", [*FLOATS, random.integers])
+def test_draw_of_more_numbers_than_its_shape_raises(draw, key):
+    with pytest.raises(ValueError, match="shape"):
+        draw(key, torch.tensor([[1], [2]]))
+
+
 # On a GPU.
 
 
