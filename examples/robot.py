@@ -16,17 +16,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import onnxruntime
 import torch
 import tyro
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict
 from ppo import Flags
+from rsl_rl.runners import OnPolicyRunner
 from torch import nn
 
 import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
+from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
 
 
 @dataclass
@@ -52,23 +56,21 @@ class Arm(FuncEnv):
 
     observation_space = Dict(policy=Box(-1, 1, (2,)), critic=Box(-20, 20, (7,)))
     action_space = Box(-1, 1, (1,))
+    broadcasts = True  # tensors have a first dimension, of robots
     dt = 0.05
     gravity = 10.0
     max_torque = 2.0
 
     def initial(self, rng, params=None):
-        # Mass, length, friction and motor gain, new in each episode
-        low = torch.tensor([0.8, 0.9, 0.0, 0.9], device=rng.env.device)
-        high = torch.tensor([1.2, 1.1, 0.1, 1.2], device=rng.env.device)
-        return {
-            "angle": random.uniform(rng, -torch.pi, torch.pi),
-            "speed": random.uniform(rng.fold_in(1), -1, 1),
-            "robot": random.uniform(rng.fold_in(2), low, high),
-        }
+        # Angle and speed; mass, length, friction and motor gain, new in each episode
+        low = torch.tensor([-torch.pi, -1, 0.8, 0.9, 0.0, 0.9], device=rng.env.device)
+        high = torch.tensor([torch.pi, 1, 1.2, 1.1, 0.1, 1.2], device=rng.env.device)
+        drawn = random.uniform(rng, low, high, shape=(6,))
+        return {"angle": drawn[:, 0], "speed": drawn[:, 1], "robot": drawn[:, 2:]}
 
     def transition(self, state, action, rng, params=None):
-        mass, length, friction, gain = state["robot"]
-        torque = gain * self.max_torque * action[0] - friction * state["speed"]
+        mass, length, friction, gain = state["robot"].unbind(-1)
+        torque = gain * self.max_torque * action[:, 0] - friction * state["speed"]
         acceleration = 1.5 * self.gravity / length * torch.sin(state["angle"])
         acceleration = acceleration + 3 * torque / (mass * length**2)
         speed = (state["speed"] + self.dt * acceleration).clamp(-8, 8)
@@ -76,14 +78,14 @@ class Arm(FuncEnv):
         return {"angle": angle, "speed": speed, "robot": state["robot"]}
 
     def observation(self, state, rng, params=None):
-        sensor = torch.stack([torch.cos(state["angle"]), torch.sin(state["angle"])])
-        critic = torch.cat([sensor, state["speed"].unsqueeze(0), state["robot"]])
-        return {"policy": sensor, "critic": critic}
+        cosine, sine = torch.cos(state["angle"]), torch.sin(state["angle"])
+        true = torch.stack([cosine, sine, state["speed"]], -1)
+        return {"policy": true[:, :2], "critic": torch.cat([true, state["robot"]], -1)}
 
     def reward(self, state, action, next_state, rng, params=None):
         angle = torch.remainder(next_state["angle"] + torch.pi, 2 * torch.pi) - torch.pi
         speed = next_state["speed"]
-        return -0.1 * (angle**2 + 0.1 * speed**2 + 0.01 * action[0] ** 2)
+        return -0.1 * (angle**2 + 0.1 * speed**2 + 0.01 * action[:, 0] ** 2)
 
     def terminal(self, state, rng, params=None):
         return torch.zeros_like(state["angle"], dtype=torch.bool)
@@ -106,74 +108,62 @@ def make_env(num_envs: int, device: str = "cpu", noisy: bool = True) -> tw.Env:
     )
 
 
-def train(env: tw.Env, args: Args) -> nn.Module:
-    from rsl_rl.runners import OnPolicyRunner
-
-    from torchwrap.interop.rsl_rl import RslRlPolicy, to_rsl_rl
-
-    network = {
-        "class_name": "MLPModel",
-        "hidden_dims": [64, 64],
-        "activation": "elu",
-        "obs_normalization": True,
-    }
-    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    train_cfg = {
+def make_config(actor: str, **settings: Any) -> dict[str, Any]:
+    """The configuration of a runner, whose actor reads this group of observations."""
+    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "elu", **settings}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
+    return {
         "num_steps_per_env": 24,
-        "save_interval": 50,
-        "obs_groups": {"actor": ["policy"], "critic": ["critic"]},
-        "actor": {**network, "distribution_cfg": distribution},
+        "save_interval": 20,
+        "obs_groups": {"actor": [actor], "critic": ["critic"]},
+        "actor": {**network, "distribution_cfg": gaussian},
         "critic": network,
         "algorithm": {
-            "class_name": "torchwrap.interop.rsl_rl:PPO",
+            "class_name": "torchwrap.interop.rsl_rl:PPO",  # bootstraps from final observations
             "gamma": 0.97,
             "entropy_coef": 0.002,
-            "learning_rate": 1e-3,
-            "schedule": "adaptive",
-            "desired_kl": 0.01,
         },
     }
+
+
+def train(env: tw.Env, args: Args) -> nn.Module:
+    config = make_config("policy", obs_normalization=True)
     rsl_env = to_rsl_rl(env, seed=args.seed)
-    runner = OnPolicyRunner(rsl_env, train_cfg, log_dir=str(args.out), device=args.device)
+    runner = OnPolicyRunner(rsl_env, config, log_dir=str(args.out), device=args.device)
     runner.learn(args.iterations, init_at_random_ep_len=True)
-    return RslRlPolicy(runner.get_inference_policy())
+    return RslRlPolicy(runner.get_inference_policy("cpu"))
 
 
-def deploy(env: tw.Env, policy, path: Path):
-    """Writes the ONNX file: the stack, the normalization and the actor."""
+@torch.no_grad()
+def deploy(path: Path, policy, env: tw.Env, bare: tw.Env, group: str, num_steps: int = 200):
+    """Writes the ONNX file: the transforms of this group, the normalization and the actor.
+
+    The policy plays, and the file beside it on the bare env. Returns the fraction of steps upright,
+    and the largest difference of an action.
+    """
     deployed = tw.deploy(env, policy)
     names = deployed.onnx_names()
     torch.onnx.export(deployed.program, dynamo=True, verbose=False, **names).save(path)
     metadata = json.dumps(deployed.metadata, indent=2)  # shapes, bounds, and entries of the state
     path.with_suffix(".json").write_text(metadata)
-    return deployed
-
-
-def play(path: Path, deployed, seed: int) -> tuple[float, float]:
-    """Plays an episode with the ONNX file.
-
-    Returns the fraction of steps upright, and the largest difference from PyTorch's actions.
-    """
-    import onnxruntime
-
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = deployed.onnx_names()["input_names"]
-    env = tw.FunctionalEnv(Arm(), 1, max_episode_steps=200)
-    td = env.reset(seed=seed)
-    state = deployed.initial_state(1)
-    upright = 0.0
-    error = 0.0
-    for _ in range(200):
-        observation = {"policy": td["observation", "policy"]}
-        expected, _ = deployed(observation, state)
-        arrays = [value.numpy() for value in (*observation.values(), *state.values())]
-        outputs = session.run(None, dict(zip(names, arrays)))
+    td = env.reset(seed=0)
+    raw = bare.reset(seed=0)
+    state = deployed.initial_state(env.num_envs)
+    upright = []
+    errors = []
+    for _ in range(num_steps):
+        expected = policy(td)["action"].clamp(-1, 1)  # as ClipAction does
+        arrays = [value.numpy() for value in (raw["observation", group], *state.values())]
+        outputs = session.run(None, dict(zip(names["input_names"], arrays)))
         action, *next_state = map(torch.from_numpy, outputs)
+        errors.append((action - expected).abs().max().item())
+        _, td = env.step(td)
+        transition, raw = bare.step(expected)
+        upright.append(transition["next", "info", "upright"].mean().item())
         state = dict(zip(state, next_state))
-        error = max(error, (action - expected).abs().max().item())
-        transition, td = env.step(action)
-        upright += transition["next", "info", "upright"].item() / 200
-    return upright, error
+        state["is_first"] = transition["next", "done"]
+    return {"onnx_upright": sum(upright) / num_steps, "onnx_error": max(errors)}
 
 
 def main(args: Args) -> dict[str, float]:
@@ -182,18 +172,12 @@ def main(args: Args) -> dict[str, float]:
     if args.compile:
         tw.compile(env)
     policy = train(env, args)
-    test_env = make_env(args.num_eval_envs, args.device)
+    test_env = make_env(args.num_eval_envs)
     episodes = tw.evaluate(test_env, policy, args.num_eval_envs, seed=args.seed + 1000)
-    policy.cpu()
-    path = args.out / "policy.onnx"
-    deployed = deploy(make_env(1, noisy=False), policy, path)
-    onnx_upright, onnx_error = play(path, deployed, args.seed)
-    results = {
-        "episode_return": episodes["episode_return"].mean().item(),
-        "episode_upright": episodes["episode_upright"].mean().item(),
-        "onnx_upright": onnx_upright,
-        "onnx_error": onnx_error,
-    }
+    names = ("episode_return", "episode_upright")
+    results = {name: episodes[name].mean().item() for name in names}
+    clean, other = [make_env(args.num_eval_envs, noisy=False) for _ in range(2)]
+    results |= deploy(args.out / "policy.onnx", policy, clean, other.unwrapped, "policy")
     print(json.dumps(results, indent=2))
     return results
 

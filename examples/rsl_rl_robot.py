@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import onnxruntime
 import torch
 import torch.distributed as dist
 import tyro
 from gymnasium.spaces import Box, Dict
 from ppo import Flags
-from robot import Arm, deploy
+from robot import Arm, deploy, make_config
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from torch import nn
 
@@ -73,7 +72,7 @@ class LeveledArm(Arm):
     def observation(self, state, rng, params):
         groups = super().observation(state, rng)
         critic = groups["critic"]
-        return {"student": groups["policy"], "teacher": critic[:3], "critic": critic}
+        return {"student": groups["policy"], "teacher": critic[:, :3], "critic": critic}
 
     def curriculum(self, state, rng, params):
         change = torch.where(torch.cos(state["angle"]) > 0.95, 0.2, -0.1)
@@ -111,42 +110,31 @@ def make_env(num_envs: int, level: float, device: str = "cpu", delay=(0, 2)) -> 
     )
 
 
-def make_config(args: Args) -> dict[str, Any]:
-    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "elu"}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    actor = {**network, "distribution_cfg": gaussian}
-    config = {"num_steps_per_env": 24, "save_interval": 20, "logger": args.logger}
+def configure(args: Args) -> dict[str, Any]:
+    config = {**make_config("teacher"), "logger": args.logger}
     if args.logger == "wandb":
         config["logger"] = {"class_name": "WandbLogWriter", "project_name": "rsl_rl_robot"}
     if args.stage == "student":
-        algorithm = {"num_learning_epochs": 2, "gradient_length": 8, "loss_type": "huber"}
-        algorithm["class_name"] = "torchwrap.interop.rsl_rl:Distillation"
-        return {
-            **config,
-            "obs_groups": {"student": ["student"], "teacher": ["teacher"]},
-            "student": {**network, "distribution_cfg": {**gaussian, "init_std": 0.1}},
-            "teacher": actor,
-            "algorithm": algorithm,
+        config["teacher"] = config.pop("actor")
+        gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
+        config["student"] = {**config.pop("critic"), "distribution_cfg": gaussian}
+        config["obs_groups"] = {"student": ["student"], "teacher": ["teacher"]}
+        config["algorithm"] = {
+            "class_name": "torchwrap.interop.rsl_rl:Distillation",
+            "num_learning_epochs": 2,
+            "gradient_length": 8,
+            "loss_type": "huber",
         }
-    curiosity = {
+        return config
+    config["obs_groups"]["rnd_state"] = ["teacher"]
+    config["algorithm"]["rnd_cfg"] = {
         "num_outputs": 8,
         "predictor_hidden_dims": [32],
         "target_hidden_dims": [32],
         "reward_normalization": True,
         "weight": 0.2,  # of a second
     }
-    return {
-        **config,
-        "obs_groups": {"actor": ["teacher"], "critic": ["critic"], "rnd_state": ["teacher"]},
-        "actor": actor,
-        "critic": network,
-        "algorithm": {
-            "class_name": "torchwrap.interop.rsl_rl:PPO",
-            "gamma": 0.97,
-            "entropy_coef": 0.002,
-            "rnd_cfg": curiosity,
-        },
-    }
+    return config
 
 
 class OnCpus:
@@ -179,40 +167,15 @@ def train(args: Args, env: tw.Env) -> nn.Module:
     folder = args.out / args.stage
     make_runner = TeacherRunner if args.stage == "teacher" else StudentRunner
     rsl_env = to_rsl_rl(env, {"step_dt": Arm.dt}, seed=args.seed)
-    runner = make_runner(rsl_env, make_config(args), log_dir=str(folder), device=args.device)
+    runner = make_runner(rsl_env, configure(args), log_dir=str(folder), device=args.device)
     if args.stage == "student":
         runner.load(latest(args.out / "teacher"))
     if args.resume:
         runner.load(latest(folder))
         runner.current_learning_iteration += 1  # rsl_rl would repeat the last number
-    runner.learn(args.iterations, init_at_random_ep_len=not args.resume)
+    # Otherwise all episodes of a run that goes on would end at the same steps
+    runner.learn(args.iterations, init_at_random_ep_len=True)
     return RslRlPolicy(runner.get_inference_policy("cpu"))
-
-
-@torch.no_grad()
-def play(deployed, env: tw.Env, policy: nn.Module, args: Args) -> dict[str, float]:
-    """The policy plays, and the file beside it: on a bare arm, because it has the delay itself."""
-    path = args.out / "policy.onnx"
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = deployed.onnx_names()["input_names"]
-    arm = make_arm(env.num_envs, level=1.0).eval()  # without the curriculum
-    raw = arm.reset(seed=args.seed)
-    td = env.reset(seed=args.seed)
-    state = deployed.initial_state(env.num_envs)
-    upright = []
-    errors = []
-    for _ in range(args.eval_steps):
-        action = policy(td)["action"].clamp(-1, 1)  # as ClipAction does
-        arrays = [value.numpy() for value in (raw["observation", "student"], *state.values())]
-        outputs = session.run(None, dict(zip(names, arrays)))
-        given, *next_state = map(torch.from_numpy, outputs)
-        errors.append((given - action).abs().max().item())
-        _, td = env.step(td)
-        transition, raw = arm.step(action)
-        upright.append(transition["next", "info", "upright"].mean().item())
-        state = dict(zip(state, next_state))
-        state["is_first"] = transition["next", "done"]
-    return {"upright": sum(upright) / len(upright), "onnx_error": max(errors)}
 
 
 def main(args: Args) -> dict[str, float]:
@@ -227,8 +190,9 @@ def main(args: Args) -> dict[str, float]:
         return {}
     test_env = make_env(100, level=1.0, delay=1)
     test_env.load_state_dict(env.state_dict())
-    deployed = deploy(test_env, policy, args.out / "policy.onnx")
-    results = play(deployed, test_env.eval(), policy, args)
+    arm = make_arm(100, level=1.0).eval()  # without the curriculum
+    path = args.out / "policy.onnx"
+    results = deploy(path, policy, test_env.eval(), arm, "student", args.eval_steps)
     print(json.dumps(results, indent=2))
     return results
 

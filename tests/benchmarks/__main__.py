@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import bridge, cartpole, glue, loops, ppo, report, startup, step_costs
+from . import bridge, cartpole, glue, loops, ppo, report, robot, startup, step_costs
 from .measure import ROOT, Figures, Options, instruction_sets, machine, settings
 
 FILE = Path(__file__).with_name("cpu.json")
@@ -20,9 +20,10 @@ SUITES = {
     "startup": startup.run,
     "loops": loops.run,
     "step_costs": step_costs.run,
+    "robot": robot.run,
 }
 # By default in every setting; the others only in the last, because of the time
-EVERYWHERE = ("glue", "cartpole", "bridge", "step_costs")
+EVERYWHERE = ("glue", "cartpole", "bridge", "step_costs", "robot")
 GPU_SUITES = {"collector": cartpole.collector}
 
 

@@ -192,6 +192,25 @@ def ppo_loop(num_envs: int, compiled: bool) -> dict[str, float]:
     return {"whole_us": num_envs * 1e6 / metrics["steps_per_second_steady"]}
 
 
+def arm_step(num_envs: int, way: str) -> Timed:
+    """A step of examples/robot.py over `to_rsl_rl`."""
+    return importlib.import_module(".rsl_rl_peer", __package__).timed(_arm(num_envs, way))
+
+
+def arm_loop(num_envs: int, way: str) -> dict[str, float]:
+    """An iteration of examples/robot.py, with our PPO for rsl_rl."""
+    peer = importlib.import_module(".rsl_rl_peer", __package__)
+    return peer.loop(_arm(num_envs, way), "torchwrap.interop.rsl_rl:PPO")
+
+
+def _arm(num_envs: int, way: str) -> Any:
+    torch.manual_seed(0)
+    env = _example("robot").make_env(num_envs)
+    if way == "compiled":
+        tw.compile(env)
+    return importlib.import_module("torchwrap.interop.rsl_rl").to_rsl_rl(env, seed=0)
+
+
 def example(script: str, **flags: Any) -> dict[str, Any]:
     """The metrics of a script in examples."""
     module = _example(script)
