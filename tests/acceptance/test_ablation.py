@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import ablation
 import numpy as np
+import ppo
 import pytest
 from helpers import EXAMPLES
 
@@ -65,6 +67,21 @@ make = "own:make"
 CartPole-v1 = [0, 500]
 Acrobot-v1 = [-500, 0]
 """
+
+
+def test_run_of_two_commands_is_trained_once(tmp_path, monkeypatch):
+    run = ablation.Run(ppo.Args(out=tmp_path), "torchwrap:make")
+    trained = []
+    monkeypatch.setattr(ppo, "main", lambda *_: time.sleep(0.2) or trained.append(1))
+    monkeypatch.setattr(ablation, "curve_of", lambda args: [])
+    with ThreadPoolExecutor() as commands:
+        list(commands.map(lambda run: run.train(), [run, run]))
+    assert trained == [1]
+
+
+def test_folder_of_two_envs_raises():
+    with pytest.raises(ValueError, match="envs"):
+        ablation.plan(ablation.Args(envs={"a:Own-v0": {}, "b:Own-v0": {}}))
 
 
 @pytest.mark.full
