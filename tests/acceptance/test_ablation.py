@@ -79,11 +79,6 @@ def test_run_of_two_commands_is_trained_once(tmp_path, monkeypatch):
     assert trained == [1]
 
 
-def test_folder_of_two_envs_raises():
-    with pytest.raises(ValueError, match="envs"):
-        ablation.plan(ablation.Args(envs={"a:Own-v0": {}, "b:Own-v0": {}}))
-
-
 @pytest.mark.full
 def test_killed_command_continues_and_trains_nothing_twice(tmp_path, monkeypatch):
     tomllib = pytest.importorskip("tomllib")  # of Python 3.11

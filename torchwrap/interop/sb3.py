@@ -186,8 +186,12 @@ class SB3VecNormalize(VecNormalize):
 
     params: Mapping[str, Tensor] = {}  # Files of 0.2.0 lack them.
 
-    # They cannot be set, because the env's transforms normalize.
-    norm_obs = norm_reward = property(lambda self: False)
+    def _refuse(self, value: Any) -> None:
+        fault = "norm_obs and norm_reward cannot be set: the env's transforms normalize"
+        remedy = "For raw returns, put RecordEpisodeStatistics first, and leave this line out"
+        raise AttributeError(refusal("to_sb3", fault, remedy=remedy))
+
+    norm_obs = norm_reward = property(lambda self: False, _refuse)
     training = property(
         lambda self: self.unwrapped.env.training,
         lambda self, mode: self.unwrapped.env.train(mode),
