@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import bridge, cartpole, glue, loops, ppo, report, robot, startup, step_costs
+from . import atari, bridge, cartpole, glue, loops, ppo, report, robot, startup, step_costs
 from .measure import ROOT, Figures, Options, instruction_sets, machine, settings
 
 FILE = Path(__file__).with_name("cpu.json")
@@ -21,9 +21,10 @@ SUITES = {
     "loops": loops.run,
     "step_costs": step_costs.run,
     "robot": robot.run,
+    "atari": atari.run,
 }
 # By default in every setting; the others only in the last, because of the time
-EVERYWHERE = ("glue", "cartpole", "bridge", "step_costs", "robot")
+EVERYWHERE = ("glue", "cartpole", "bridge", "step_costs", "robot", "atari")
 GPU_SUITES = {"collector": cartpole.collector}
 
 

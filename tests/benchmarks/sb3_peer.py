@@ -1,15 +1,17 @@
 """Stable-Baselines3's side: three VecEnv wrappers on the scripted env, and its tuned PPO."""
 
+import itertools
 import time
 from typing import Any
 
 import numpy as np
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
+from . import atari as games
 from . import loops, script
 from .worker import Timed
 
@@ -79,6 +81,39 @@ def vec_env(space: str, num_envs: int, normalizes: bool) -> Timed:
 def ppo_loop(num_envs: int) -> dict[str, float]:
     """A step of SB3's PPO over DummyVecEnv and Monitor, with VecNormalize."""
     return loops.sb3(num_envs, VecNormalize(make_vec_env(loops.ENV_ID, num_envs, seed=0)))
+
+
+def atari_games(num_envs: int) -> VecEnv:
+    id = f"{games.GAME}NoFrameskip-v4"
+    return VecFrameStack(make_atari_env(id, num_envs, seed=0), 4)
+
+
+def atari(num_envs: int) -> Timed:
+    """A step of `AtariWrapper`, `VecFrameStack` and `Monitor`, with random actions."""
+    venv = atari_games(num_envs)
+    turns = itertools.cycle(np.random.default_rng(0).integers(4, size=(64, num_envs)))
+    venv.reset()
+    return Timed(lambda: venv.step(next(turns)), clock=time.process_time)
+
+
+def atari_loop(script: str) -> dict[str, float]:
+    """A step of a game in SB3's PPO or DQN with its CNN."""
+    venv = atari_games(games.LOOP_SIZE)
+    if script == "ppo":
+        options = {
+            "learning_rate": games.PPO["learning_rate"],
+            "n_steps": games.PPO["num_steps"],
+            "batch_size": games.LOOP_SIZE * games.PPO["num_steps"] // games.PPO["num_minibatches"],
+            "n_epochs": games.PPO["update_epochs"],
+            "clip_range": 0.1,
+            "ent_coef": 0.01,
+        }
+        model: Any = PPO("CnnPolicy", venv, device="cpu", seed=0, **options)
+    else:
+        options = {**games.DQN, "train_freq": 4, "gradient_steps": games.LOOP_SIZE}
+        options["target_update_interval"] = 1_000
+        model = DQN("CnnPolicy", venv, device="cpu", seed=0, **options)
+    return games.per_step(model.learn, games.NUM_STEPS[script])
 
 
 class StopWhenSolved(BaseCallback):

@@ -31,6 +31,7 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
+from . import atari as games
 from . import loops, script
 from .bridge import FOUR
 from .measure import ROOT
@@ -209,6 +210,33 @@ def _arm(num_envs: int, way: str) -> Any:
     if way == "compiled":
         tw.compile(env)
     return importlib.import_module("torchwrap.interop.rsl_rl").to_rsl_rl(env, seed=0)
+
+
+def atari(num_envs: int, backend: str, way: str) -> Timed:
+    """A step of the games of examples/ppo_atari.py, with random actions."""
+    args = types.SimpleNamespace(env_id=games.GAME, backend=backend, device="cpu")
+    env = _build(_example("atari_game").make_training(args, num_envs, seed=0), None, way)
+    actions = np.random.default_rng(0).integers(4, size=(64, num_envs))
+    turns = itertools.cycle(torch.from_numpy(actions))
+    env.reset(seed=0)
+    return Timed(lambda: env.step(next(turns)), clock=time.process_time)
+
+
+def atari_loop(script: str, backend: str, bfloat16: bool) -> dict[str, float]:
+    """A step of a game in examples/ppo_atari.py or dqn_atari.py, with the network of SB3."""
+    flags: dict[str, Any] = dict(env_id=games.GAME, backend=backend, num_envs=games.LOOP_SIZE)
+    flags |= dict(network="nature", bfloat16=bfloat16, eval_games=1)
+    flags |= games.PPO if script == "ppo" else games.DQN
+
+    def learn(num_steps: int) -> dict[str, Any]:
+        with mock.patch("time.perf_counter", time.process_time):
+            return example(f"{script}_atari", total_timesteps=num_steps, **flags)
+
+    num_steps = games.NUM_STEPS[script]
+    if script == "ppo":  # without the first iteration
+        return {"whole_us": 1e6 / learn(2 * num_steps)["steps_per_second_steady"]}
+    learn(num_steps)
+    return {"whole_us": learn(num_steps)["wall_seconds"] * 1e6 / num_steps}
 
 
 def example(script: str, **flags: Any) -> dict[str, Any]:
