@@ -1,29 +1,28 @@
-"""Atari games whose episodes start and end as in published results.
+"""Atari games: one set of options for ALE's and EnvPool's C++ and for Python, and whole games.
 
-`make_atari` makes them for `ppo_atari.py`: Gymnasium's envs, one by one, with raw frames for
-torchwrap's transforms. `make_games` makes them in C++, many times as fast, by ALE or EnvPool.
+`make_games` makes them, for `ppo_atari.py` and `dqn_atari.py`. Where a life is an episode,
+`GameReturn` records the scores of games, and `WholeGames` evaluates on them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ale_py
 import gymnasium
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 import torchwrap as tw
+from torchwrap import transforms as T
 
 gymnasium.register_envs(ale_py)
 
 _ID = "torchwrap/Atari-v0"
-_GAME: dict[str, dict[str, Any]] = {
-    "cleanrl": {"episodic_life": True, "fire_reset": True, "repeat_action_probability": 0.0},
-    "gymnasium": {"grayscale": True},
-    "sb3": {"episodic_life": True, "fire_reset": True, "repeat_action_probability": 0.0},
-}
-INFO_KEYS = ("game_over", "game_return", "lives")
+Backend = Literal["ale", "envpool", "cleanrl", "gymnasium", "sb3"]
+INFO_KEYS = ("game_over", "lives")
 """Entries of `("next", "info", name)`."""
 _DEFAULTS: dict[str, Any] = {
     "repeat_action_probability": 0.0,
@@ -51,10 +50,11 @@ _NAMES: dict[str, dict[str, str]] = {
 def make_games(
     game: str,
     num_envs: int,
-    backend: Literal["ale", "envpool"] = "ale",
+    backend: Backend = "ale",
+    seed: int | None = None,
     **kwargs: Any,
 ) -> tw.Env:
-    """Makes Atari games in C++, with one set of options and defaults for both backends.
+    """Makes Atari games with stacked gray frames of 84 x 84, by one set of options and defaults.
 
     | option | default | meaning |
     |---|---|---|
@@ -67,69 +67,103 @@ def make_games(
     | `full_action_space` | False | all 18 actions, instead of those that the game uses |
     | `reward_clip` | False | the sign of rewards |
 
-    The games of both agree frame by frame, but for the stack of an initial observation (zeros
-    below the first frame in ALE, copies of it in EnvPool), the last frame of a game that ends
-    within an action, what follows a lost life (ALE goes on without an action), and the number of
-    no-ops without `fire_reset`.
+    | backend | steps and preprocesses |
+    |---|---|
+    | "ale" | in C++, with threads |
+    | "envpool" | in C++, with threads |
+    | "cleanrl", "gymnasium", "sb3" | in Python, with `T.atari`, bit for bit as these libraries |
+
+    They agree frame by frame, but for:
+
+    - the maximum of two frames, which "cleanrl" and "sb3" take of colors and the others of grays,
+      and the order of gray and resizing in "cleanrl";
+    - the stack of an initial observation: zeros below the first frame in "ale" and "sb3", copies
+      of it in the others;
+    - the last frame of a game that ends within an action;
+    - what precedes the first frame: other no-ops are drawn, and after FIRE, those in Python play
+      another action, each for `frame_skip` frames;
+    - what follows a lost life: nothing in "ale"; a no-op or FIRE in the others, where the agent may
+      not learn to play it itself, so evaluate it by `WholeGames`.
 
     Args:
-        game: "Breakout", for "ALE/Breakout-v5" and EnvPool's "Breakout-v5".
+        game: such as "Breakout".
         num_envs: number of games.
-        backend: of `torchwrap.make`.
+        backend: what plays the games.
+        seed: that of the first reset, which EnvPool has to know before.
         kwargs: options, and further arguments of `torchwrap.make` and the backend, such as
-            EnvPool's `seed`.
+            `device` and, except for ALE's, `render_mode`.
+
+    Raises:
+        ValueError: for an unknown backend or game, and for no no-ops.
     """
-    options = {**_DEFAULTS, "info_keys": ["game_over"], **kwargs}
+    options = {**_DEFAULTS, "info_keys": INFO_KEYS, **kwargs}
     if options["noop_max"] < 1:  # EnvPool divides by it
         raise ValueError(f"make_games: noop_max must be at least 1, got {options['noop_max']}.")
+    if f"ALE/{game}-v5" not in gymnasium.registry:
+        raise ValueError(f'make_games: game must be one of ALE, such as "Pong", got {game!r}.')
+    if backend not in get_args(Backend):
+        must = f"backend must be one of {get_args(Backend)}"
+        raise ValueError(f"make_games: {must}, got {backend!r}.")
+    if backend not in _NAMES:
+        return _make_in_python(game, num_envs, backend, options)
     names = _NAMES[backend]
     arguments = {names.get(name, name): value for name, value in options.items()}
+    if backend == "envpool" and seed is not None:
+        arguments["seed"] = seed
     id = f"ALE/{game}-v5" if backend == "ale" else f"{game}-v5"
     return tw.make(id, num_envs, backend=backend, **arguments)
 
 
-def make_atari(
-    id: str,
-    num_envs: int,
-    preset: Literal["cleanrl", "gymnasium", "sb3"] = "cleanrl",
-    **kwargs: Any,
-) -> tw.Env:
-    """Makes Atari games that start and end as in CleanRL, Gymnasium or Stable-Baselines3.
+def _make_in_python(game: str, num_envs: int, preset: Any, options: dict[str, Any]) -> tw.Env:
+    kinds = T.GrayscaleObservation, T.ResizeObservation
+    transforms = [each for each in T.atari(preset) if isinstance(each, kinds)]
+    if options.pop("reward_clip"):
+        transforms.append(T.ClipReward(-1, 1))
+    padding = "zero" if preset == "sb3" else "reset"
+    stack = T.FrameStackObservation(options.pop("stack_num"), padding_type=padding)
+    options["grayscale"] = preset == "gymnasium"
+    env = tw.make(f"{__name__}:{_ID}", num_envs, game=f"ALE/{game}-v5", **options)
+    return tw.TransformedEnv(env, *transforms, stack)
 
-    Observations are raw frames: `torchwrap.transforms.atari(preset)` does the rest.
 
-    | preset | frames | episode ends | sticky actions |
-    |---|---|---|---|
-    | "cleanrl", "sb3" | RGB | with a life; the next one continues the game, with FIRE | none |
-    | "gymnasium" | gray | with the game | as the id says |
+class GameReturn(T.RecordEpisodeStatistics):
+    """Records games as episodes, also where a life is an episode of the env."""
 
-    A game starts with 1 to 30 no-ops. An action lasts four frames; the observation is the maximum
-    of the last two. The info has `"game_over"`, 1 at the end of a game, `"game_return"`, the sum of
-    its rewards so far, and `"lives"`, the number that is left.
+    lost_life = tw.EnvBuffer((1,), torch.bool)
 
-    Args:
-        id: id of the game, "ALE/Pong-v5" or "PongNoFrameskip-v4".
-        num_envs: number of games.
-        preset: the library to compare results with.
-        kwargs: arguments of `torchwrap.make`, such as `first_index` and `vectorization_mode`, of
-            `AtariGame`, and of `ale_py.AtariEnv`, such as `repeat_action_probability`.
+    def step(self, td: TensorDict) -> TensorDict:
+        self.lost_life.copy_(td["terminated"] & (td["info", "game_over"] == 0))
+        return super().step(td)
 
-    Raises:
-        ValueError: for another preset, and an id that ALE does not have.
-    """
-    if preset not in _GAME:
-        presets = sorted(_GAME)
-        raise ValueError(f"make_atari: preset must be among {presets}, got {preset!r}.")
-    spec: Any = gymnasium.registry.get(id)
-    if spec is None or not str(spec.entry_point).startswith(ale_py.__name__):
-        fault = f"id must be a game of ALE, got {id!r}"
-        raise ValueError(f'make_atari: {fault}. Use one such as "ALE/Pong-v5".')
-    arguments = {"info_keys": INFO_KEYS, **_GAME[preset], **kwargs}
-    return tw.make(f"{__name__}:{_ID}", num_envs, game=id, **arguments)
+    def reset(self, td: TensorDict, mask: tw.RowMask) -> TensorDict:
+        if not mask.is_full:  # which starts games; others go on with the lives that are left
+            mask = tw.RowMask(mask.column & ~self.lost_life)
+        return super().reset(td, mask)
+
+
+class WholeGames(tw.Wrapper):
+    """Makes games the episodes of an env with `episodic_life`, to evaluate with its starts."""
+
+    def _step(self, action: Any) -> TensorDict:
+        successor = super()._step(action)
+        is_lost = successor["terminated"] & (successor["info", "game_over"] == 0)
+        lost = tw.RowMask(is_lost, synchronize=True)
+        if lost.any():
+            initial = super()._reset(lost)["observation"]
+            successor["observation"] = lost.where(initial, successor["observation"])
+            successor["terminated"] = successor["terminated"] & ~is_lost
+        return successor
+
+
+def make_training(args: Any, num_envs: int, seed: int) -> tw.Env:
+    """Games whose lives are episodes, with clipped rewards, and scores of whole games recorded."""
+    options = dict(device=args.device, episodic_life=True)
+    env = make_games(args.env_id, num_envs, args.backend, seed, **options)
+    return tw.TransformedEnv(env, GameReturn(), T.ClipReward(-1, 1))
 
 
 class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
-    """A single game, for `make_atari`. The methods are Gymnasium's.
+    """A single game in Python, for `make_games`. The methods are Gymnasium's.
 
     It draws the same numbers as Stable-Baselines3's `NoopResetEnv`, `MaxAndSkipEnv`,
     `EpisodicLifeEnv` and `FireResetEnv`. If a game ends within an action, the final observation is
@@ -137,7 +171,7 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
 
     Args:
         game: the id.
-        noop_max: maximum number of no-ops at the start of a game; 0 disables them.
+        noop_max: maximum number of no-ops at the start of a game.
         frame_skip: frames per action.
         episodic_life: end an episode with a life. The next one continues the game, after a no-op.
         fire_reset: begin an episode with FIRE, if the game has it, and the action after FIRE.
@@ -170,12 +204,12 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
         self.ale = self.env.ale
         self.fire_reset = fire_reset and "FIRE" in self.env.get_action_meanings()
         self._screen = self.ale.getScreenGrayscale if grayscale else self.ale.getScreenRGB
-        self._frames = np.stack([self._screen(), self._screen()])
+        # The last one or two of an action
+        self._frames = np.stack([self._screen()] * min(frame_skip, 2))
         self.action_space = self.env.action_space
         self.observation_space = gymnasium.spaces.Box(0, 255, self._frames.shape[1:], np.uint8)
         self._lost_life = False
         self._game_over = False
-        self._game_return = 0.0
         self._lives = 0
 
     def reset(
@@ -205,14 +239,10 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
 
     def _begin_game(self, seed: int | None) -> None:
         self.env.reset(seed=seed)
-        num_noops = 0
-        if self.noop_max > 0:
-            num_noops = self.env.np_random.integers(1, self.noop_max + 1)
-        for _ in range(num_noops):
+        for _ in range(self.env.np_random.integers(1, self.noop_max + 1)):
             _, _, terminated, truncated, _ = self.env.step(0)
             if terminated or truncated:
                 self.env.reset()
-        self._game_return = 0.0
         self._game_over = False
         self._frames[:] = self._screen()
 
@@ -224,25 +254,20 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
             if terminated or truncated:
                 self._frames[:] = self._screen()
                 break
-            if left < 2:
+            if left < len(self._frames):
                 self._screen(self._frames[left])
         lives = self.ale.lives()
         # Some games go on for a few frames with no life left.
         self._lost_life = self.episodic_life and 0 < lives < self._lives
         self._lives = lives
         self._game_over = terminated or truncated
-        self._game_return += total
         return total, terminated, truncated
 
     def _observation(self) -> NDArray[np.uint8]:
-        return np.maximum(*self._frames)
+        return self._frames.max(0)
 
     def _info(self) -> dict[str, Any]:
-        return {
-            "game_over": self._game_over,
-            "game_return": self._game_return,
-            "lives": self._lives,
-        }
+        return {"game_over": self._game_over, "lives": self._lives}
 
     def render(self) -> Any:
         return self.env.render()

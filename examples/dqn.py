@@ -101,20 +101,19 @@ def make_env(args: Any, num_envs: int, make: Callable[..., tw.Env] = tw.make) ->
     return tw.TransformedEnv(env, *transforms)
 
 
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    first = nn.Linear(inputs, 120)
+    second = nn.Linear(120, 84)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(84, outputs))
+
+
 class QNetwork(nn.Module):
     epsilon: Tensor
 
-    def __init__(self, env: tw.Env) -> None:
+    def __init__(self, env: tw.Env, network: nn.Module | None = None) -> None:
         super().__init__()
         self.num_actions = int(env.single_action_space.n)
-        inputs = env.single_observation_space.shape[0]
-        self.network = nn.Sequential(
-            nn.Linear(inputs, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, self.num_actions),
-        )
+        self.network = network or mlp(env.single_observation_space.shape[0], self.num_actions)
         # A buffer, because a number would be a constant of a graph.
         self.register_buffer("epsilon", torch.ones(()))
 
@@ -250,18 +249,34 @@ class Log:
         return metrics
 
 
+def evaluate(args: Args, q_network: QNetwork) -> Tensor:
+    """The returns of 20 greedy episodes."""
+    env = make_env(args, 20)
+    seed = args.seed + 1_000_000
+    return tw.evaluate(env, q_network.greedy, 20, seed=seed)["episode_return"]
+
+
 def main(args: Args) -> dict[str, object]:
-    log = Log(args, "dqn")
     torch.manual_seed(args.seed)
+    env = make_env(args, args.num_envs)
+    return train(args, env, QNetwork(env), make_buffer(args), evaluate)
+
+
+def train(
+    args: Args,
+    env: tw.Env,
+    q_network: QNetwork,
+    buffer: Any,
+    evaluate: Function,
+) -> dict[str, object]:
+    log = Log(args, "dqn")
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
 
-    env = make_env(args, args.num_envs)
     statistics = T.RecordEpisodeStatistics.of(env)[0]
-    q_network = QNetwork(env).to(args.device)
+    q_network.to(args.device)
     target_network = copy.deepcopy(q_network)
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, fused=True)
-    buffer = make_buffer(args)
     collect = make_collector(env, q_network.act, args)
     gradients = compute_gradients
     if args.compile:
@@ -309,10 +324,7 @@ def main(args: Args) -> dict[str, object]:
         if log.is_save:
             checkpoint.save([checkpoint.process_state()])
     log.close()
-
-    test_env = make_env(args, 20)
-    episodes = tw.evaluate(test_env, q_network.greedy, 20, seed=args.seed + 1_000_000)
-    return log.write(episodes["episode_return"])
+    return log.write(evaluate(args, q_network))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""examples/ppo.py and ppo_atari.py."""
+"""examples/ppo.py, ppo_atari.py and dqn_atari.py."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import dqn_atari
 import ppo
 import ppo_atari
 import ppo_output
@@ -130,24 +131,18 @@ def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
 
 
 @pytest.mark.full
-def test_ppo_atari_runs_and_writes_its_results(tmp_path, capsys):
-    args = ppo_atari.Args(
-        env_id="ALE/Breakout-v5",
-        num_envs=2,
-        num_steps=16,
-        total_timesteps=64,
-        num_minibatches=2,
-        compile=False,
-        out=tmp_path,
-    )
-    metrics = ppo_atari.main(args)
-    dtype = "bfloat16" if metrics["bfloat16"] else "float32"
-    assert f"small network in {dtype} on cpu" in capsys.readouterr().out
-    assert metrics["env_steps"] == 64
-    assert metrics["evaluation_return"] >= 0
-    assert json.loads((tmp_path / "metrics.json").read_text())["network"] == "small"
-    assert list((tmp_path / "videos").glob("*.mp4"))
-    assert load(tmp_path, "checkpoint.pt").keys() == {"agent", "optimizer"}
+@pytest.mark.parametrize("backend", ["ale", "cleanrl"])
+@pytest.mark.parametrize("script", [ppo_atari, dqn_atari], ids=["ppo", "dqn"])
+def test_atari_scripts_train_go_on_and_play_whole_games(tmp_path, script, backend):
+    args = dict(env_id="Breakout", backend=backend, num_envs=2, num_steps=16, total_timesteps=1024)
+    args |= dict(network="small", eval_games=2, resume=True, save_every=1, out=tmp_path)
+    if script is dqn_atari:
+        args |= dict(learning_starts=512, buffer_size=256, train_frequency=32)
+    metrics = script.main(script.Args(**args))
+    again = script.main(script.Args(**args))
+    assert again["env_steps"] == metrics["env_steps"] == 1024
+    assert again["final_mean_return"] == metrics["final_mean_return"] >= 0  # of whole games
+    assert json.loads((tmp_path / "metrics.json").read_text())["eval_mean_return"] >= 0
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])

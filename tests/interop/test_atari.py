@@ -24,7 +24,7 @@ from torchwrap import transforms as T
 
 gymnasium.register_envs(ale_py)
 atari_game = load_example("atari_game")
-make_atari = atari_game.make_atari
+make_games = atari_game.make_games
 FEW = [
     ("Breakout", 1),
     pytest.param("Breakout", 3, marks=pytest.mark.full),
@@ -81,10 +81,11 @@ class StableBaselines3(gymnasium.Env):
         )
 
 
+TRAINING = {"episodic_life": True, "reward_clip": True}
 REFERENCES = {
-    "cleanrl": (cleanrl, "{}NoFrameskip-v4"),
-    "gymnasium": (gymnasium_stack, "ALE/{}-v5"),
-    "sb3": (StableBaselines3, "{}NoFrameskip-v4"),
+    "cleanrl": (cleanrl, TRAINING),
+    "gymnasium": (gymnasium_stack, {"fire_reset": False, "repeat_action_probability": 0.25}),
+    "sb3": (StableBaselines3, TRAINING),
 }
 
 
@@ -94,9 +95,9 @@ REFERENCES = {
 def test_preset_equals_its_reference_over_whole_games(
     game: str, preset: str, at_least: int
 ) -> None:
-    make_reference, id = REFERENCES[preset]
+    make_reference, options = REFERENCES[preset]
     references = [make_reference(game) for _ in range(2)]
-    env = tw.TransformedEnv(make_atari(id.format(game), 2, preset), T.atari(preset))
+    env = make_games(game, 2, preset, **options)
     td = env.reset(seed=3)
     assert env.single_action_space == references[0].action_space
     for row, reference in enumerate(references):
@@ -129,7 +130,7 @@ def test_preset_equals_its_reference_over_whole_games(
 
 
 def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
-    env = make_atari("ALE/Breakout-v5", 2, "cleanrl")
+    env = make_games("Breakout", 2, "cleanrl", episodic_life=True)
     env.reset(seed=0)
     while True:
         successor, td = env.step(torch.tensor([2, 3]))
@@ -144,14 +145,8 @@ def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
 
 
 def test_truncated_game_ends_with_its_last_frame() -> None:
-    env = make_atari(
-        "ALE/Pong-v5",
-        1,
-        "gymnasium",
-        noop_max=0,
-        max_num_frames_per_episode=202,
-        repeat_action_probability=0.0,
-    )
+    options = {"max_num_frames_per_episode": 203, "repeat_action_probability": 0.0}
+    env = atari_game.AtariGame("ALE/Pong-v5", noop_max=1, grayscale=True, **options)
     game = gymnasium.make(
         "ALE/Pong-v5",
         frameskip=1,
@@ -160,61 +155,82 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     )
     env.reset(seed=4)
     game.reset(seed=4)
-    frames = [game.step(0)[0] for _ in range(202)]
-    for last in range(3, 200, 4):
-        transition, _ = env.step(torch.tensor([0]))
-        np.testing.assert_array_equal(
-            transition["next", "observation"][0],
-            np.maximum(frames[last - 1], frames[last]),
-        )
-    transition, _ = env.step(torch.tensor([0]))
-    np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
-    assert transition["next", "truncated"] and not transition["next", "terminated"]
-    assert transition["next", "info", "game_over"] == 1
+    frames = [game.step(0)[0] for _ in range(203)]
+    for last in range(4, 201, 4):
+        np.testing.assert_array_equal(env.step(0)[0], np.maximum(frames[last - 1], frames[last]))
+    observation, _, terminated, truncated, info = env.step(0)
+    np.testing.assert_array_equal(observation, frames[-1])
+    assert truncated and not terminated and info["game_over"]
 
 
-OPTIONS = {
-    "defaults": {},
-    "others": {"frame_skip": 2, "full_action_space": True, "reward_clip": True},
+LIVES = {"episodic_life": True, "frame_skip": 1}
+OTHERS = {"frame_skip": 2, "full_action_space": True, "reward_clip": True}
+PAIRS = {
+    "ale": ("ale", {}),
+    "ale, others": ("ale", OTHERS),
+    "ale, lives": ("ale", LIVES),
+    "gymnasium, another game": ("gymnasium", {"game": "Seaquest", "fire_reset": False}),
+    "sb3": ("sb3", {"fire_reset": False}),
+    "sb3, lives": ("sb3", {"fire_reset": False, **LIVES}),
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(OPTIONS, "defaults"))
-def test_games_of_both_backends_agree_frame_by_frame(name):
+@pytest.mark.parametrize("name", mostly_full(PAIRS, "ale"))
+def test_games_of_backends_agree_with_those_of_envpool_frame_by_frame(name):
     pytest.importorskip("envpool")
-    options = {"noop_max": 1, "stack_num": 1, **OPTIONS[name]}  # other no-ops are drawn
-    ale = atari_game.make_games("Breakout", 2, "ale", **options)
-    pool = atari_game.make_games("Breakout", 2, "envpool", seed=0, **options)
-    assert ale.single_action_space == pool.single_action_space
-    roots = [ale.reset(seed=0), pool.reset()]
+    backend, options = PAIRS[name]
+    options = {"game": "Breakout", "noop_max": 1, "stack_num": 1, **options}  # others are drawn
+    games = make_games(num_envs=1, backend=backend, **options)
+    pool = make_games(num_envs=1, backend="envpool", seed=0, **options)
+    assert games.single_action_space == pool.single_action_space
+    roots = [games.reset(seed=0), pool.reset(seed=0)]
     actions = np.random.default_rng(0)
-    ends = 0
-    for _ in range(300 if name == "defaults" else 700):
+    num_games = 0
+    num_ends = 0
+    while num_games < 2:
         torch.testing.assert_close(*[dict(root.exclude("info").items()) for root in roots])
-        action = torch.from_numpy(actions.integers(ale.single_action_space.n, size=2))
-        transitions, roots = zip(*[env.step(action) for env in (ale, pool)], strict=True)
+        action = torch.from_numpy(actions.integers(games.single_action_space.n, size=1))
+        transitions, roots = zip(*[env.step(action) for env in (games, pool)], strict=True)
         theirs, ours = [transition["next"] for transition in transitions]
-        for key in ("reward", "terminated", "truncated", ("info", "game_over")):
+        for key in ("reward", "terminated", "truncated", ("info", "game_over"), ("info", "lives")):
             assert torch.equal(theirs[key], ours[key])
-        going = ~theirs["done"].squeeze(-1)  # a game may end within an action
-        assert torch.equal(theirs["observation"][going], ours["observation"][going])
-        ends += int(theirs["done"].sum())
-    assert ends
+        over = theirs["info", "game_over"].item()
+        if not over:  # a game may end within an action
+            assert torch.equal(theirs["observation"], ours["observation"])
+            if name == "ale, lives" and theirs["done"]:  # after a lost life, EnvPool plays FIRE
+                roots = [games.step(torch.tensor([1]))[1], roots[1]]
+        num_games += over
+        num_ends += int(theirs["done"])
+    assert (num_ends > num_games) == ("lives" in name)
 
 
-def test_make_games_without_no_ops_raises():
-    with pytest.raises(ValueError, match="noop_max"):
-        atari_game.make_games("Pong", 1, "envpool", noop_max=0)
+@pytest.mark.parametrize("backend", mostly_full(["ale", "envpool", "sb3"], "ale"))
+def test_whole_games_end_with_the_game_and_are_those_of_the_lives(backend):
+    envs = [make_games("Breakout", 2, backend, seed=3, episodic_life=True) for _ in range(2)]
+    lives, whole = [tw.TransformedEnv(env, atari_game.GameReturn()) for env in envs]
+    whole = atari_game.WholeGames(whole)
+    roots = [lives.reset(seed=3), whole.reset(seed=3)]
+    actions = np.random.default_rng(0)
+    scores = []
+    while len(scores) < 3:
+        action = torch.from_numpy(actions.integers(4, size=2))
+        transitions, roots = zip(*[env.step(action) for env in (lives, whole)], strict=True)
+        torch.testing.assert_close(*[root["observation"] for root in roots])
+        theirs, ours = [transition["next"] for transition in transitions]
+        over = ours["done"].flatten()
+        assert torch.equal(over, theirs["info", "game_over"].flatten() > 0)
+        scores += ours["episode_return"][over].flatten().tolist()
+    for env in (lives, whole):
+        assert atari_game.GameReturn.of(env)[0].return_queue.tolist() == scores
 
 
-def test_make_atari_with_an_unknown_preset_raises() -> None:
-    with pytest.raises(ValueError, match="preset"):
-        make_atari("ALE/Pong-v5", 1, "dqn")
+UNFIT = {"noop_max": {"noop_max": 0}, "backend": {"backend": "dqn"}, "game": {"game": "CartPole"}}
 
 
-def test_make_atari_with_another_env_raises() -> None:
-    with pytest.raises(ValueError, match="id"):
-        make_atari("CartPole-v1", 1)
+@pytest.mark.parametrize("name", UNFIT)
+def test_make_games_with_an_invalid_argument_raises_with_its_name(name) -> None:
+    with pytest.raises(ValueError, match=f"make_games: {name}"):
+        make_games(**{"game": "Pong", "num_envs": 1, **UNFIT[name]})
 
 
 def test_preset_on_an_env_without_frames_raises() -> None:

@@ -17,7 +17,7 @@ def atari(preset: AtariPreset) -> Compose:
     """The transforms of raw Atari frames in CleanRL's, Gymnasium's or Stable-Baselines3's stack.
 
     Results equal theirs bit for bit. The parts that start and end episodes drive the game, so they
-    are in the env: `make_atari(id, num_envs, preset)` of `examples/atari_game.py` makes it.
+    are in the env: `make_games(game, num_envs, preset)` of `examples/atari_game.py` makes both.
 
     Args:
         preset: "cleanrl" (its `ppo_atari.py`), "gymnasium" or "sb3": whose results to compare with.
