@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -444,11 +445,11 @@ def main(
     num_iterations: int = 300,
     device: str = "cuda:0" if torch.cuda.is_available() else "cpu",
 ) -> tw.Env:
-    """Trains a task of mjlab."""
+    """Trains a task of mjlab with its hyperparameters."""
     import mjlab.tasks  # noqa: F401
     from mjlab.envs import ManagerBasedRlEnv
-    from mjlab.tasks.registry import load_env_cfg
-    from rsl_rl.runners import OnPolicyRunner
+    from mjlab.rl import MjlabOnPolicyRunner
+    from mjlab.tasks.registry import load_env_cfg, load_rl_cfg
 
     from torchwrap.interop.rsl_rl import to_rsl_rl
 
@@ -457,17 +458,11 @@ def main(
     cfg.auto_reset = False
     env = from_mjlab(ManagerBasedRlEnv(cfg, device=device))
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation())
-    network = {"class_name": "MLPModel", "hidden_dims": [512, 256, 128], "activation": "elu"}
-    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    train_cfg = {
-        "num_steps_per_env": 24,
-        "save_interval": 1000,
-        "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
-        "actor": {**network, "distribution_cfg": distribution},
-        "critic": network,
-        "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "entropy_coef": 0.01},
-    }
-    runner = OnPolicyRunner(to_rsl_rl(env, seed=1), train_cfg, device=device)
+    train_cfg = asdict(load_rl_cfg(task))
+    train_cfg["algorithm"]["class_name"] = "torchwrap.interop.rsl_rl:PPO"
+    for network in ("actor", "critic"):
+        train_cfg[network]["obs_normalization"] = False  # a transform's
+    runner = MjlabOnPolicyRunner(to_rsl_rl(env, seed=1), train_cfg, device=device)
     runner.learn(num_iterations, init_at_random_ep_len=True)
     return env
 
