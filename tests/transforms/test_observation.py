@@ -1,5 +1,7 @@
 """Observation transforms against Gymnasium's wrappers."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -216,33 +218,22 @@ each_period = pytest.mark.parametrize("period", [None, 1, 2])
 
 @each_length
 @each_period
-def test_noise_changes_every_period_steps_and_with_the_episode_only(period, lengths):
+def test_noise_changes_with_commands_of_the_same_period(period, lengths):
     env = scripted(
         T.TransformObservation(torch.zeros_like),
         T.AddNoise(1.0, period=period),
+        T.CommandObservation([-1], [1], period, flatten=False),
         observation_space=Box(-1, 1, (2,)),
         episode_lengths=lengths,
     )
     td = env.reset(seed=0)
-    drawn = {}  # noise by env, episode and number of the draw in the episode
-    episodes = np.zeros(3, int)
-    elapsed = np.zeros(3, int)
-
-    def check(noises):
-        for row, values in enumerate(noises.numpy()):
-            place = row, episodes[row], elapsed[row] // (period or 99)
-            assert_allclose(values, drawn.setdefault(place, values), atol=0)
-
-    check(td["observation"])
+    seen = [td["observation"]]
     for _ in range(12):
         transition, td = env.step(td.set("action", env.sample_action()))
-        elapsed += 1
-        check(transition["next", "observation"])  # final ones belong to the episode that ends
-        done = transition["next", "done"][:, 0].numpy()
-        episodes += done
-        elapsed *= ~done
-        check(td["observation"])
-    assert len({tuple(values) for values in drawn.values()}) == len(drawn)
+        seen += [transition["next", "observation"], td["observation"]]
+    for before, after in pairwise(seen):
+        is_new = after["command"] != before["command"]
+        assert ((after["obs"] != before["obs"]) == is_new).all()
 
 
 def test_add_noise_in_eval_mode_is_zero_if_asked():
