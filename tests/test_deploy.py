@@ -698,16 +698,6 @@ class Counts(nn.Module):
         return td["observation"][:, :2] * self.last
 
 
-class Difference(nn.Module):
-    last = None
-
-    def forward(self, td):
-        current = td["observation"][:, :2].numpy()
-        change = current - (0 if self.last is None else self.last)
-        self.last = current.copy()
-        return torch.from_numpy(change)
-
-
 def draw(td):
     return torch.normal(td["observation"][:, :2])
 
@@ -723,7 +713,6 @@ SCRIPT = torch.jit.script(nn.Linear(3, 2))
     ("policy", "kind", "words"),
     [
         (Counts(), ValueError, "same.*PolicyState"),
-        (Difference(), ValueError, "same.*PolicyState"),
         (StatefulRnn(3, 2), ValueError, "same.*PolicyState"),
         (draw, TypeError, "policy.*generator.*mode"),
         (on_the_host, ValueError, r"torch\.export.*policy"),
@@ -735,7 +724,6 @@ SCRIPT = torch.jit.script(nn.Linear(3, 2))
     ],
     ids=[
         "counts",
-        "state in an array",
         "lstm",
         "draws",
         "host",

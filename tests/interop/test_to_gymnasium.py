@@ -13,7 +13,6 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
 from gymnasium.wrappers import vector as vector_wrappers
-from helpers import discrete
 from single_envs import (
     DISABLED,
     LENGTHS,
@@ -387,7 +386,6 @@ TWO = spaces.Discrete(2)
 BAD_ACTIONS = {
     "floats": (TWO, np.array([0.0, 1.0])),
     "out of range": (TWO, np.array([0, 2])),
-    "wrapping": (discrete(2, np.uint8), np.array([256, 0])),
     "too many": (TWO, np.array([0, 1, 1])),
     "no batch": (spaces.Box(-1, 1, (2,)), np.zeros(2)),
 }

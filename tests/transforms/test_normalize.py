@@ -250,12 +250,8 @@ def network(td):
 
 @pytest.mark.parametrize(
     "call",
-    [
-        tw.Env.reset,
-        lambda env: tw.evaluate(env, network, 1),
-        pytest.param(lambda env: tw.deploy(env, network), marks=pytest.mark.full),
-    ],
-    ids=["reset", "evaluate", "deploy"],
+    [tw.Env.reset, lambda env: tw.evaluate(env, network, 1)],
+    ids=["reset", "evaluate"],
 )
 def test_statistics_without_a_sample_warn_where_they_normalize_in_eval(call):
     grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
