@@ -270,6 +270,7 @@ UNFIT = {
     "NaN": ("mean", [0, np.nan, 0], ValueError),
     "negative": ("var", [1, 1, -1e-9], ValueError),
     "below 1": ("count", 1e-4, ValueError),
+    "not counted exactly": ("count", 2.0**54, ValueError),
     "string": ("var", "ones", TypeError),
 }
 
