@@ -337,7 +337,6 @@ def transforms_contain_no_host_code(sources):
 
 MAX_TOKENS = 25
 NO_CODE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
-TABLES = {}  # by module, a pattern of the lines that may have more tokens
 
 
 def statements(sources):
@@ -400,10 +399,8 @@ def lines_are_thin(sources):
     for name, source in sources.items():
         lines = source.splitlines()
         for number, count in tokens_by_line(source).items():
-            line = lines[number - 1].strip()
-            is_table = name in TABLES and re.search(TABLES[name], line)
-            if count > MAX_TOKENS and not is_table:
-                found.append(f"{name}: {count} tokens in `{line}`")
+            if count > MAX_TOKENS:
+                found.append(f"{name}: {count} tokens in `{lines[number - 1].strip()}`")
     return found
 
 
