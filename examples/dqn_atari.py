@@ -12,7 +12,7 @@ the buffer, which is in no checkpoint: with --resume, a run fills it again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import dqn
 import torch
@@ -33,7 +33,6 @@ class Args(dqn.Args):
     backend: Backend = "ale"  # what plays it: C++ with threads, or Python
     network: Literal["small", "nature"] = "nature"  # Mnih et al. (2013), or (2015) as CleanRL
     bfloat16: bool | None = None  # autocast; None: if the processor has instructions for it
-    torchrl_buffer: ClassVar[bool] = False  # not a flag: it would store whole stacks
     save_every: int = 100_000
     """number of env steps between two checkpoints"""
     total_timesteps: int = 10_000_000
