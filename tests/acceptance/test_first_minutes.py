@@ -94,6 +94,15 @@ def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(robot, tmp_path):
     assert (tmp_path / "policy.json").exists()
 
 
+@pytest.mark.long
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # PyTorch's ONNX exporter warns of its own code
+def test_robot_learns(robot, tmp_path):
+    results = robot.main(robot.Args(seed=20261126, out=tmp_path))  # a seed not used for tuning
+    assert results["episode_upright"] > 0.5
+    assert results["onnx_upright"] > 0.5
+
+
 def test_robot_is_the_arm_that_the_benchmarks_have_by_hand(robot, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES.parent)
     peer = importlib.import_module("tests.benchmarks.rsl_rl_peer").ArmEnv(16)
