@@ -38,6 +38,10 @@ _NUMBERS = {
     "curriculum": 5,
     "truncated": 6,
 }
+_VMAP = (
+    "It computes one env, under torch.vmap: return tensors, draw from rng by torchwrap.random, and "
+    "write torch.where in place of if, without .item() or an index of bools"
+)
 _INFO = ("transition_info", "state_info")
 
 
@@ -447,8 +451,9 @@ class FunctionalEnv(Env):
                     result = self.call(name, key, *arguments)
                     results.append(rows.leaves(result))
                 except Exception as error:
-                    fault = f"raised {type(error).__name__}: {error}"
-                    raise TypeError(refusal(owner, fault.removesuffix("."))) from error
+                    fault = f"raised {type(error).__name__}: {error}".rstrip("?. ")
+                    remedy = _VMAP if "vmap" in fault else ""
+                    raise TypeError(refusal(owner, fault, remedy=remedy)) from error
         others, leaves = results
         given = rows.leaves((arguments, self.params))
         storages = _storages(leaves)
