@@ -712,10 +712,10 @@ def _require_in_space(
     env: Env,
     td: TensorDict,
 ) -> None:
-    space = env.single_observation_space
-    observation = td["observation"]
-    must = f"{call} must return observations in {space}, got {observation}."
-    _require(spaces.contains(space, observation), must)
+    for path, space in spaces.leaves(env.single_observation_space):
+        part = spaces.entry(td["observation"], path)
+        must = f"{call} must return observation{list(path) or ''} in {space}, got {part}."
+        _require(spaces.contains(space, part), must)
 
 
 def _require_equal(

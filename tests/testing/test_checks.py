@@ -252,7 +252,7 @@ def minus_mean(value):
 
 
 BROKEN = {  # a transform and a pattern: the layer, and the fault
-    "space": (LeavesItsSpace, r"reset\(\).* observations"),
+    "space": (LeavesItsSpace, r"reset\(\).* observation"),
     "spec": (RenamesItsArgument, "spec: RenamesItsArgument"),
     "masked reset": (CountsEveryRow, "^CountsEveryRow.*mask"),
     "eval": (KeepsLearning, r"eval\(\)"),
@@ -366,7 +366,14 @@ def reading_above(**given):
     return tw.TransformedEnv(BRIDGED(**given), transform)
 
 
+def leaving_its_space(num_envs):
+    space = spaces.Dict(near=spaces.Box(0, 1, (2,)), far=spaces.Box(-9, 9, (2,)))
+    env = ScriptedEnv(num_envs, observation_space=space)
+    return tw.TransformedEnv(env, T.TransformObservation(lambda td: td.apply(lambda x: x + 2)))
+
+
 BROKEN_ENVS = {
+    "values": (leaving_its_space, r"reset\(\).* observation\['near'\]"),
     "num_envs": (DependsOnNumEnvs, "^DependsOnNumEnvs: it mixes rows.*env 0 of 5"),
     "PyTorch's error": (NeedsFiveEnvs, r"^NeedsFiveEnvs: .*batch dimension"),
     "late shape": (unsqueezing_above, r"^SqueezesLater: SqueezesLater\._step.*reward"),
