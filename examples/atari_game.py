@@ -77,8 +77,8 @@ def make_games(
 
     - the maximum of two frames, which "cleanrl" and "sb3" take of colors and the others of grays,
       and the order of gray and resizing in "cleanrl";
-    - the stack of an initial observation: zeros below the first frame in "ale" and "sb3", copies
-      of it in the others;
+    - the stack of an initial observation: zeros below the first frame in "sb3", copies of it in the
+      others;
     - the last frame of a game that ends within an action;
     - what precedes the first frame: other no-ops are drawn, and after FIRE, those in Python play
       another action, each for `frame_skip` frames;
@@ -104,26 +104,26 @@ def make_games(
     if backend not in get_args(Backend):
         must = f"backend must be one of {get_args(Backend)}"
         raise ValueError(f"make_games: {must}, got {backend!r}.")
-    if backend not in _NAMES:
-        return _make_in_python(game, num_envs, backend, options)
-    names = _NAMES[backend]
-    arguments = {names.get(name, name): value for name, value in options.items()}
-    if backend == "envpool" and seed is not None:
-        arguments["seed"] = seed
-    id = f"ALE/{game}-v5" if backend == "ale" else f"{game}-v5"
-    return tw.make(id, num_envs, backend=backend, **arguments)
-
-
-def _make_in_python(game: str, num_envs: int, preset: Any, options: dict[str, Any]) -> tw.Env:
-    kinds = T.GrayscaleObservation, T.ResizeObservation
-    transforms = [each for each in T.atari(preset) if isinstance(each, kinds)]
-    if options.pop("reward_clip"):
-        transforms.append(T.ClipReward(-1, 1))
-    padding = "zero" if preset == "sb3" else "reset"
-    stack = T.FrameStackObservation(options.pop("stack_num"), padding_type=padding)
-    options["grayscale"] = preset == "gymnasium"
-    env = tw.make(f"{__name__}:{_ID}", num_envs, game=f"ALE/{game}-v5", **options)
-    return tw.TransformedEnv(env, *transforms, stack)
+    transforms: list[T.Transform] = []
+    stack: dict[str, Any] = {"stack_size": options.pop("stack_num")}
+    if backend in _NAMES:
+        names = _NAMES[backend]
+        arguments = {names.get(name, name): value for name, value in options.items()}
+        if backend == "envpool" and seed is not None:
+            arguments["seed"] = seed
+        id = f"ALE/{game}-v5" if backend == "ale" else f"{game}-v5"
+        # Their own stacks go on after a lost life, with frames of the episode before.
+        env = tw.make(id, num_envs, backend=backend, stack_num=1, **arguments)
+        stack["axis"] = 0
+    else:
+        kinds = T.GrayscaleObservation, T.ResizeObservation
+        transforms += [each for each in T.atari(backend) if isinstance(each, kinds)]
+        if options.pop("reward_clip"):
+            transforms.append(T.ClipReward(-1, 1))
+        options["grayscale"] = backend == "gymnasium"
+        env = tw.make(f"{__name__}:{_ID}", num_envs, game=f"ALE/{game}-v5", **options)
+        stack["padding_type"] = "zero" if backend == "sb3" else "reset"
+    return tw.TransformedEnv(env, *transforms, T.FrameStackObservation(**stack))
 
 
 class GameReturn(T.RecordEpisodeStatistics):

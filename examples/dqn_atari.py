@@ -55,6 +55,12 @@ class Frames(FrameReplayBuffer):
         return {}  # gigabytes, for each checkpoint
 
 
+def make_buffer(args: Args) -> Frames:
+    padding = "zero" if args.backend == "sb3" else "reset"  # as make_games
+    arguments = args.buffer_size, args.gamma, args.n_step, args.device
+    return Frames(4, *arguments, padding_type=padding)
+
+
 def evaluate(args: Args, q_network: dqn.QNetwork) -> Tensor:
     seed = args.seed + 1_000_000
     env = WholeGames(make_training(args, args.eval_games, seed))
@@ -68,11 +74,9 @@ def main(args: Args) -> dict[str, object]:
     network = FrameNetwork(env, args)
     head = nn.Linear(network.size, int(env.single_action_space.n))
     q_network = dqn.QNetwork(env, nn.Sequential(network, head))
-    padding = "zero" if args.backend in ("ale", "sb3") else "reset"
-    buffer = Frames(4, args.buffer_size, args.gamma, args.n_step, args.device, padding_type=padding)
     gigabytes = args.buffer_size * 2 * 84 * 84 / 1e9
     print(f"replay buffer: {args.buffer_size:,} transitions, {gigabytes:.1f} GB")
-    return dqn.train(args, env, q_network, buffer, evaluate)
+    return dqn.train(args, env, q_network, make_buffer(args), evaluate)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,20 @@ def test_atari_scripts_train_go_on_and_play_whole_games(tmp_path, script, backen
     assert json.loads((tmp_path / "metrics.json").read_text())["eval_mean_return"] >= 0
 
 
+@pytest.mark.parametrize("backend", ["ale", "sb3"])
+def test_dqn_atari_samples_the_stacks_that_it_saw(backend):
+    args = dqn_atari.Args(env_id="Breakout", backend=backend, buffer_size=2_000)
+    env = dqn_atari.make_training(args, 1, 0)
+    env.reset(seed=0)
+    data = tw.rollout(env, None, 60)
+    assert data["next", "done"].any()
+    buffer = dqn_atari.make_buffer(args)
+    buffer.extend(data)
+    sample = buffer.get(torch.arange(3, 60), torch.zeros(57, dtype=torch.int64))
+    assert sample["observation"].equal(data["observation"][0, 3:])
+    assert sample["next_observation"].equal(data["next", "observation"][0, 3:])
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])
 def test_gae_equals_the_loop_over_steps(num_steps):
     generator = torch.Generator().manual_seed(num_steps)

@@ -21,10 +21,8 @@ STEPS = {
     "EnvPool": ("torchwrap", {"backend": "envpool", "way": "eager"}),
 }
 LOOP_SIZE = 8
-ROUNDS = 2
 LOOPS = {
     "SB3": ("sb3", {}),
-    "in Python": ("torchwrap", {"backend": "sb3", "bfloat16": False}),
     "ALE": ("torchwrap", {"backend": "ale", "bfloat16": False}),
     "ALE, bfloat16": ("torchwrap", {"backend": "ale", "bfloat16": True}),
 }
@@ -42,19 +40,14 @@ def run(options: Options) -> Figures:
                 rows[name] = Row(Case(side, "atari", {"num_envs": n, **arguments}))
         for name, row in compare(rows, options, list(rows)[:1]).items():
             figures[f"atari/{name}/{n}"] = row
-    for _ in range(ROUNDS):
-        for script in ("ppo", "dqn"):
-            for name, (side, arguments) in LOOPS.items():
-                found = ask(Case(side, "atari_loop", {"script": script, **arguments}), options)
-                row = figures.setdefault(f"atari/{script} {name}/{LOOP_SIZE}", found)
-                if "whole_us" in found:
-                    row["whole_us"] = min(row["whole_us"], found["whole_us"])
-    for script in ("ppo", "dqn"):
-        peer = figures[f"atari/{script} SB3/{LOOP_SIZE}"]
-        for name in LOOPS:
-            row = figures[f"atari/{script} {name}/{LOOP_SIZE}"]
+    for script in NUM_STEPS:
+        peer = {}
+        for name, (side, arguments) in LOOPS.items():
+            row = ask(Case(side, "atari_loop", {"script": script, **arguments}), options)
+            peer = peer or row
             if "whole_us" in row and "whole_us" in peer:
                 row["whole_ratio"] = row["whole_us"] / peer["whole_us"]
+            figures[f"atari/{script} {name}/{LOOP_SIZE}"] = row
     return figures
 
 

@@ -166,7 +166,7 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
 LIVES = {"episodic_life": True, "frame_skip": 1}
 OTHERS = {"frame_skip": 2, "full_action_space": True, "reward_clip": True}
 PAIRS = {
-    "ale": ("ale", {}),
+    "ale": ("ale", {"game": "Seaquest"}),  # whose rewards are 20
     "ale, others": ("ale", OTHERS),
     "ale, lives": ("ale", LIVES),
     "gymnasium, another game": ("gymnasium", {"game": "Seaquest", "fire_reset": False}),
