@@ -250,6 +250,3 @@ def test_text_gives_the_figures_of_the_gpu():
     times = CUDA["ratios"]["rollouts, times TorchRL's Collector"]["value"]
     assert f"make {rollout / 1e6:.0f} million steps a second" in TEXT
     assert f"is {times:.0f} times as fast as TorchRL's" in TEXT
-
-
-# Claims of the README about other libraries that have no row in the table of differences.

@@ -164,6 +164,3 @@ def test_stack_through_inductor_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"inductor {first_seed + number}", num_envs=(3,))
     with repeatable(stack):
         check(stack, "inductor", INDUCTOR)
-
-
-# The fuzzer finds what is wrong.

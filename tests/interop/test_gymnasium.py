@@ -225,9 +225,6 @@ def test_attributes_of_each_env_are_read_where_infos_do_not_fit(bridge):
     assert "info" not in sample_and_step(env, env.reset())[0]["next"]
 
 
-# Ownership.
-
-
 # Refusals, before the simulator moves.
 
 

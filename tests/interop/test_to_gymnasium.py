@@ -254,12 +254,6 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
     assert ends > 5
 
 
-# There and back.
-
-
-# Ownership.
-
-
 # Gymnasium's own checks, tools and wrappers.
 
 
