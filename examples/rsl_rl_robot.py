@@ -159,8 +159,10 @@ class StudentRunner(OnCpus, DistillationRunner): ...
 
 def latest(folder: Path) -> str:
     """The path of the newest checkpoint in a folder."""
-    paths = folder.glob("model_*.pt")
-    return str(max(paths, key=lambda path: int(path.stem.removeprefix("model_"))))
+    paths = sorted(folder.glob("model_*.pt"), key=lambda path: int(path.stem[6:]))
+    if not paths:
+        raise SystemExit(f"{folder} has no checkpoint. The teacher is trained first.")
+    return str(paths[-1])
 
 
 def train(args: Args, env: tw.Env) -> nn.Module:
