@@ -316,7 +316,8 @@ def box(
     must = f"{what} space must be a Box"
     if of:
         must = f"{must} of {of}"
-    raise TypeError(refusal(owner, must, space))
+    remedy = "ObservationKeys transforms single entries of a Dict" if what == "observation" else ""
+    raise TypeError(refusal(owner, must, space, remedy))
 
 
 # Checks of values.

@@ -9,7 +9,7 @@ import oracles
 import pytest
 import torch
 from catalogue import BOXES
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 from helpers import assert_same, buffers
 from numpy.testing import assert_allclose
 from oracles import ENDINGS, quick
@@ -323,6 +323,13 @@ def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
             alone["observation", key],
             normal(raw["observation", key], rows),
         )
+
+
+def test_discrete_entry_of_a_dict_is_refused_with_the_transform_that_takes_the_others():
+    space = Dict(gear=Discrete(5), speed=Box(-9, 9, (2,)))
+    env = ScriptedEnv(2, observation_space=space)
+    with pytest.raises(TypeError, match=r"NormalizeObservation.*ObservationKeys"):
+        tw.TransformedEnv(env, T.NormalizeObservation())
 
 
 @pytest.mark.parametrize(
