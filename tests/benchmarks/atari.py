@@ -57,3 +57,23 @@ def per_step(learn: Callable[[int], Any], num_steps: int) -> dict[str, float]:
     start = time.process_time()
     learn(num_steps)
     return {"whole_us": (time.process_time() - start) * 1e6 / num_steps}
+
+
+def page(figures: Figures) -> list[str]:
+    """The rows of the table in examples/guides/simulators.md: the worst of all settings."""
+    lines = []
+    for words, start, names, sizes in (
+        ("a step of 8 / 32 games", "", STEPS, SIZES),
+        ("PPO, an env step", "ppo ", LOOPS, (LOOP_SIZE,)),
+        ("DQN, an env step", "dqn ", LOOPS, (LOOP_SIZE,)),
+    ):
+        cells = [words]
+        for name in names:
+            values = []
+            for n in sizes:
+                key = f"atari/{start}{name}/{n}/"
+                times = [row["whole_us"] for each, row in figures.items() if each.startswith(key)]
+                values.append(f"{float(f'{max(times):.2g}'):,.0f}" if times else "?")
+            cells.append(f"{name}: {' / '.join(values)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

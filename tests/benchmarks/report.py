@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import scores, step_costs
+from . import atari, scores, step_costs
 from .measure import ISAS, Figures
 from .ppo import SPEEDS
 
@@ -198,6 +198,7 @@ def tables(figures: Figures) -> str:
             figures, "startup", "cold_seconds", "warm_seconds"
         ),
         "`step_costs`, for examples/guides/compiling.md": step_costs.page(figures),
+        "`atari`, for examples/guides/simulators.md": atari.page(figures),
         "`scores`: PPO after equal numbers of env steps": scores.show(trained).splitlines(),
     }
     commits = ", ".join(f"{suite} {commit}" for suite, commit in figures["commits"].items())
