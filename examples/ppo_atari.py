@@ -189,7 +189,8 @@ def main(args: Args) -> dict[str, object]:
     metrics = vars(args) | curve.metrics(args)
     metrics |= {"eval_mean_return": games.mean().item(), "eval_returns": games.tolist()}
     print(json.dumps(metrics, indent=2, default=str))
-    metrics["curve"] = curve[:: max(1, len(curve) // 200)]
+    known = [point for point in curve if point[1] == point[1]]  # JSON has no NaN
+    metrics["curve"] = known[:: max(1, len(known) // 200)]
     (args.out / "metrics.json").write_text(json.dumps(metrics, default=str) + "\n")
     curve.plot(args.out / "learning_curve.png", f"PPO on {args.env_id}, seed {args.seed}")
     return metrics
