@@ -46,7 +46,8 @@ class Flags:
     def __post_init__(self) -> None:
         kinds = {"int": int, "float": float, "Path": Path, "bool": {}.__getitem__}
         for each in fields(self):
-            name, value = each.name, getattr(self, each.name)
+            name = each.name
+            value = getattr(self, name)
             kind = kinds.get(each.type.removesuffix(" | None"))
             if isinstance(value, str) and kind is not None:
                 try:

@@ -78,7 +78,8 @@ class Arm(FuncEnv):
         return {"angle": angle, "speed": speed, "robot": state["robot"]}
 
     def observation(self, state, rng, params=None):
-        cosine, sine = torch.cos(state["angle"]), torch.sin(state["angle"])
+        cosine = torch.cos(state["angle"])
+        sine = torch.sin(state["angle"])
         true = torch.stack([cosine, sine, state["speed"]], -1)
         return {"policy": true[:, :2], "critic": torch.cat([true, state["robot"]], -1)}
 
