@@ -21,11 +21,7 @@ STEPS = {
     "EnvPool": ("torchwrap", {"backend": "envpool", "way": "eager"}),
 }
 LOOP_SIZE = 8
-LOOPS = {
-    "SB3": ("sb3", {}),
-    "ALE": ("torchwrap", {"backend": "ale", "bfloat16": False}),
-    "ALE, bfloat16": ("torchwrap", {"backend": "ale", "bfloat16": True}),
-}
+LOOPS = {"SB3": ("sb3", {}), "ALE": ("torchwrap", {"backend": "ale"})}
 PPO = dict(learning_rate=2.5e-4, num_steps=128, num_minibatches=4, update_epochs=4)
 DQN = dict(learning_rate=1e-4, buffer_size=8_000, learning_starts=64, batch_size=32)
 NUM_STEPS = {"ppo": LOOP_SIZE * PPO["num_steps"], "dqn": 512}  # to warm up, and then to measure

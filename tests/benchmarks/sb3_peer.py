@@ -1,9 +1,11 @@
 """Stable-Baselines3's side: three VecEnv wrappers on the scripted env, and its tuned PPO."""
 
+import importlib
 import itertools
 import time
 from typing import Any
 
+import gymnasium
 import numpy as np
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -84,6 +86,7 @@ def ppo_loop(num_envs: int) -> dict[str, float]:
 
 
 def atari_games(num_envs: int) -> VecEnv:
+    gymnasium.register_envs(importlib.import_module("ale_py"))
     id = f"{games.GAME}NoFrameskip-v4"
     return VecFrameStack(make_atari_env(id, num_envs, seed=0), 4)
 

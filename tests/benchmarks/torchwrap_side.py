@@ -222,10 +222,10 @@ def atari(num_envs: int, backend: str, way: str) -> Timed:
     return Timed(lambda: env.step(next(turns)), clock=time.process_time)
 
 
-def atari_loop(script: str, backend: str, bfloat16: bool) -> dict[str, float]:
+def atari_loop(script: str, backend: str) -> dict[str, float]:
     """A step of a game in examples/ppo_atari.py or dqn_atari.py, with the network of SB3."""
     flags: dict[str, Any] = dict(env_id=games.GAME, backend=backend, num_envs=games.LOOP_SIZE)
-    flags |= dict(network="nature", bfloat16=bfloat16, eval_games=1)
+    flags |= dict(network="nature", bfloat16=False, eval_games=1)
     flags |= games.PPO if script == "ppo" else games.DQN
 
     def learn(num_steps: int) -> dict[str, Any]:
