@@ -57,19 +57,16 @@ def per_step(learn: Callable[[int], Any], num_steps: int) -> dict[str, float]:
 
 def page(figures: Figures) -> list[str]:
     """The rows of the table in examples/guides/simulators.md: the worst of all settings."""
+    rows = {f"a step of {n} games": [f"{name}/{n}" for name in STEPS] for n in SIZES}
+    for script in NUM_STEPS:
+        names = [f"{script} {name}/{LOOP_SIZE}" for name in LOOPS]
+        rows[f"{script.upper()}, a step of a game"] = [names[0], "", "", names[1], ""]
     lines = []
-    for words, start, names, sizes in (
-        ("a step of 8 / 32 games", "", STEPS, SIZES),
-        ("PPO, an env step", "ppo ", LOOPS, (LOOP_SIZE,)),
-        ("DQN, an env step", "dqn ", LOOPS, (LOOP_SIZE,)),
-    ):
+    for words, names in rows.items():
         cells = [words]
         for name in names:
-            values = []
-            for n in sizes:
-                key = f"atari/{start}{name}/{n}/"
-                times = [row["whole_us"] for each, row in figures.items() if each.startswith(key)]
-                values.append(f"{float(f'{max(times):.2g}'):,.0f}" if times else "?")
-            cells.append(f"{name}: {' / '.join(values)}")
+            start = f"atari/{name}/"
+            times = [row["whole_us"] for key, row in figures.items() if key.startswith(start)]
+            cells.append(f"{float(f'{max(times):.2g}'):,.0f}" if times else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
