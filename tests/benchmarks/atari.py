@@ -57,16 +57,17 @@ def per_step(learn: Callable[[int], Any], num_steps: int) -> dict[str, float]:
 
 def page(figures: Figures) -> list[str]:
     """The rows of the table in examples/guides/simulators.md: the worst of all settings."""
-    rows = {f"a step of {n} games": [f"{name}/{n}" for name in STEPS] for n in SIZES}
-    for script in NUM_STEPS:
-        names = [f"{script} {name}/{LOOP_SIZE}" for name in LOOPS]
-        rows[f"{script.upper()}, a step of a game"] = [names[0], "", "", names[1], ""]
+    games = [[f"{name}/{n}" for n in SIZES] for name in STEPS]
+    peer, ours = [[f"{script} {name}/{LOOP_SIZE}" for script in NUM_STEPS] for name in LOOPS]
     lines = []
-    for words, names in rows.items():
-        cells = [words]
-        for name in names:
-            start = f"atari/{name}/"
-            times = [row["whole_us"] for key, row in figures.items() if key.startswith(start)]
-            cells.append(f"{float(f'{max(times):.2g}'):,.0f}" if times else "")
+    for columns in (games, [peer, [], [], ours, []]):
+        cells = []
+        for names in columns:
+            values = []
+            for name in names:
+                start = f"atari/{name}/"
+                times = [row["whole_us"] for key, row in figures.items() if key.startswith(start)]
+                values.append(f"{float(f'{max(times):.2g}'):,.0f}" if times else "?")
+            cells.append("/".join(values))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
