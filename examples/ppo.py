@@ -46,18 +46,17 @@ class Flags:
     def __post_init__(self) -> None:
         kinds = {"int": int, "float": float, "Path": Path, "bool": {}.__getitem__}
         for each in fields(self):
-            name = each.name
-            value = getattr(self, name)
+            value = getattr(self, each.name)
             kind = kinds.get(each.type.removesuffix(" | None"))
             if isinstance(value, str) and kind is not None:
                 try:
                     value = kind(value)
                 except (KeyError, ValueError):
-                    raise ValueError(f"{name} must be {each.type}, got {value!r}.") from None
-                setattr(self, name, value)
-            is_count = kind is int and name not in ("seed", "learning_starts")
+                    raise ValueError(f"{each.name} must be {each.type}, got {value!r}.") from None
+                setattr(self, each.name, value)
+            is_count = kind is int and each.name not in ("seed", "learning_starts")
             if is_count and value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+                raise ValueError(f"{each.name} must be at least 1, got {value}.")
 
 
 @dataclass
