@@ -60,6 +60,10 @@ class GymnasiumActionRate(gymnasium.Wrapper):
 
 
 class ActionRate(T.ActionRewardTransform):
+    def __init__(self):
+        super().__init__()
+        self.size = 5  # names of an author are the author's
+
     def reward(self, reward, action, last_action):
         return reward + action[:, :1] - (action - last_action).square().sum(1, keepdim=True)
 

@@ -408,12 +408,12 @@ class RateLimitAction(_FilteredAction):
 
 
 class _KeptAction(_ActionHistory):
-    """Base for transforms that keep the agent's latest actions, `size` of them."""
+    """Base for transforms that keep the agent's latest actions."""
 
-    size = 1
+    _num_kept = 1
 
     def setup(self, signature: Signature) -> Signature:
-        self._make_frames(signature.single_action_space, signature, self.size)
+        self._make_frames(signature.single_action_space, signature, self._num_kept)
         return signature
 
     def _output(self, frames: Tensor) -> Tensor:
@@ -475,7 +475,8 @@ class ActionRewardTransform(_KeptAction, RewardTransform):
     """Base for rewards that need the action: implement `reward(reward, action, last_action)`.
 
     The actions of this step and of the one before are the agent's: before the transforms below
-    change them. Rewards are `(num_envs, 1)`.
+    change them. Rewards are `(num_envs, 1)`. If you override `action`, `reset` or `setup` too, call
+    that of `super()`.
 
     Args:
         padding_type: the last action in the first step of an episode: "zero" is the action of the
@@ -490,7 +491,7 @@ class ActionRewardTransform(_KeptAction, RewardTransform):
     tensor([[-1.]])
     """
 
-    size = 2
+    _num_kept = 2
     _standalone = ""
 
     def reward(  # type: ignore[override]
