@@ -82,7 +82,9 @@ def register(
         raise ValueError(refusal("register", "id must be new, or one of register", id))
     validation.function("register", "func_env", func_env)
     if max_episode_steps is not None:
-        validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
+        max_episode_steps = validation.integer(
+            "register", "max_episode_steps", max_episode_steps, at_least=1
+        )
     try:
         gymnasium.register(id, f"{__name__}:refuse", max_episode_steps=max_episode_steps)
     except gymnasium.error.Error as error:
@@ -171,7 +173,9 @@ def make(
     if num_envs is not None:
         validation.integer("make", "num_envs", num_envs, at_least=1)
     if max_episode_steps is not None:
-        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=-1)
+        max_episode_steps = validation.integer(
+            "make", "max_episode_steps", max_episode_steps, at_least=-1
+        )
     spec = _spec_of(id, backend)
     spec.kwargs = specs.copied({**spec.kwargs, **arguments})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it

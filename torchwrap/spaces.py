@@ -468,15 +468,18 @@ class Signature:
     policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validation.integer("Env", "num_envs", self.num_envs, at_least=1)
-        validation.integer("Env", "first_index", self.first_index, at_least=0)
-        if self.max_episode_steps is not None:
-            validation.integer("Env", "max_episode_steps", self.max_episode_steps, at_least=1)
+        values = vars(self)  # because it is frozen
+        values["num_envs"] = validation.integer("Env", "num_envs", self.num_envs, at_least=1)
+        values["first_index"] = validation.integer("Env", "first_index", self.first_index, 0)
+        limit = self.max_episode_steps
+        if limit is not None:
+            limit = validation.integer("Env", "max_episode_steps", limit, at_least=1)
+        values["max_episode_steps"] = limit
         for space in (self.single_observation_space, self.single_action_space):
             for _, leaf in leaves(space):
                 dtype(leaf)
-        # A tensor's device has an index, so "cuda" would equal none. This one is frozen, too.
-        vars(self)["device"] = torch.empty(0, device=self.device).device
+        # A tensor's device has an index, so "cuda" would equal none.
+        values["device"] = torch.empty(0, device=self.device).device
 
     def replace(self, **changes: Any) -> Signature:
         """Returns this signature with some fields changed."""

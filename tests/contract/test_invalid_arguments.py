@@ -218,3 +218,6 @@ def test_integer_of_another_library_becomes_an_int(value):
     limit = T.TimeLimit(value).max_episode_steps
     assert type(limit) is int
     assert limit == value
+    env = tw.make("Pendulum-v1", np.int64(2), max_episode_steps=value)
+    numbers = env.num_envs, env.signature.max_episode_steps, env.spec.max_episode_steps
+    assert [*map(type, numbers)] == [int] * 3
