@@ -841,7 +841,7 @@ def check_is_env(owner: str, env: Any) -> None:
     if not isinstance(env, Env):
         is_adapter = isinstance(getattr(env, "env", None), Env)
         remedy = "Pass its `.env`" if is_adapter else ""
-        raise TypeError(refusal(owner, "env must be an Env", type(env).__name__, remedy))
+        raise TypeError(refusal(owner, "env must be a torchwrap.Env", type(env).__name__, remedy))
 
 
 def with_done(successor: TensorDict) -> TensorDict:

@@ -339,7 +339,7 @@ def on_scripted(*transforms):
 
 
 REFUSED_ENVS = {
-    "no env": (lambda: T.TimeLimit(3), TypeError, "env must be an Env, got TimeLimit"),
+    "no env": (lambda: T.TimeLimit(3), TypeError, r"env must be a torchwrap\.Env"),
     "simulator": (gymnasium_cartpole, ValueError, "env must not be"),
     "hidden buffer": (lambda: on_scripted(HiddenState()), ValueError, "HiddenState.steps must"),
     "shared memory": (lambda: on_scripted(SharesMemory()), ValueError, "buffers of env must not"),

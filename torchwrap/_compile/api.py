@@ -70,7 +70,7 @@ def compile(
     env = target.env if isinstance(target, Collector) else target
     if not isinstance(env, Env):
         got = type(target).__name__
-        raise TypeError(refusal("compile", "target must be an Env or a Collector", got))
+        raise TypeError(refusal("compile", "target must be a torchwrap.Env or Collector", got))
     if target.is_compiled or env.is_compiled:
         raise ValueError(refusal("compile", f"{env!r} or its Collector is already compiled"))
     if backend not in torch.compiler.list_backends(exclude_tags=()):
