@@ -109,8 +109,10 @@ def make_games(
     if backend in _NAMES:
         names = _NAMES[backend]
         arguments = {names.get(name, name): value for name, value in options.items()}
-        if backend == "envpool" and seed is not None:
-            arguments["seed"] = seed
+        if backend == "envpool":
+            arguments.setdefault("max_episode_steps", 108_000 // options["frame_skip"])
+            if seed is not None:
+                arguments["seed"] = seed
         id = f"ALE/{game}-v5" if backend == "ale" else f"{game}-v5"
         # Their own stacks go on after a lost life, with frames of the episode before.
         env = tw.make(id, num_envs, backend=backend, stack_num=1, **arguments)

@@ -204,6 +204,12 @@ def test_games_of_backends_agree_with_those_of_envpool_frame_by_frame(name):
     assert (num_ends > num_games) == ("lives" in name)
 
 
+def test_games_of_envpool_are_limited_by_frames():
+    pytest.importorskip("envpool")
+    games = make_games("Pong", 1, "envpool", frame_skip=2)
+    assert games.signature.max_episode_steps == 54_000
+
+
 @pytest.mark.parametrize("backend", mostly_full(["ale", "envpool", "sb3"], "ale"))
 def test_whole_games_end_with_the_game_and_are_those_of_the_lives(backend):
     envs = [make_games("Breakout", 2, backend, seed=3, episodic_life=True) for _ in range(2)]
