@@ -36,7 +36,6 @@ def assert_staggered(done):
     assert not done.all(1).all()
 
 
-# `check_transform` compares every transform of `TRANSFORMS` in the same way.
 # Inductor.
 
 
