@@ -293,6 +293,9 @@ def train(
     checkpoint = Checkpoint(args, env, log.out, parts)
     if args.resume:
         checkpoint.load()
+    learning_starts = args.learning_starts
+    if buffer.num_steps == 0:  # also if checkpoints lack it
+        learning_starts += log.global_step - log.updates * args.train_frequency
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     log.start()
     while log.global_step < args.total_timesteps:
@@ -306,7 +309,7 @@ def train(
         buffer.extend(data)
         log.count(data.numel())
 
-        due = (log.global_step - args.learning_starts) // args.train_frequency - log.updates
+        due = (log.global_step - learning_starts) // args.train_frequency - log.updates
         samples = []
         if due > 0:
             samples = buffer.sample(due * args.batch_size).split(args.batch_size)

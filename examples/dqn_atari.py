@@ -6,7 +6,7 @@ python examples/dqn_atari.py --total-timesteps 500000 --buffer-size 100000
 
 Writes metrics.json and checkpoint.pt into --out. Episodes end with a life, and rewards are clipped;
 the returns shown are scores: sums of a whole game's own rewards. A transition takes two frames in
-the buffer, which is in no checkpoint: with --resume, a run fills it again.
+the buffer, which is in no checkpoint: with --resume, a run first stores --learning-starts new ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torchwrap as tw
 class Args(dqn.Args):
     """Flags and defaults are CleanRL's, but for the game and the number of games."""
 
-    env_id: str = "Pong"
+    env_id: str = "Pong"  # the game
     backend: Backend = "ale"  # what plays it: C++ with threads, or Python
     network: Literal["small", "nature"] = "nature"  # Mnih et al. (2013), or (2015) as CleanRL
     bfloat16: bool | None = None  # autocast; None: if the processor has instructions for it

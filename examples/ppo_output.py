@@ -54,7 +54,7 @@ class Checkpoint:
             self.generators.append(torch.cuda.default_generators[device.index or 0])
         # The arguments that a run and the one that resumes it must share.
         self.run = {name: str(value) for name, value in vars(args).items()}
-        for name in ("out", "resume", "save_every", "tensorboard"):
+        for name in ("out", "resume", "save_every", "tensorboard", "eval_games"):
             self.run.pop(name, None)
         self.run["device"] = device.type
         self.run["world_size"] = str(world_size)
@@ -107,8 +107,9 @@ class Checkpoint:
         if self.env.can_snapshot:
             self.env.restore(process["snapshot"])
         else:
-            # Not the initial states of the first run again.
-            self.env.reset(seed=torch.randint(2**31, (1,)).item())
+            # Not the initial states of the first run again. EnvPool's seeds stay.
+            seed = torch.randint(2**31, (1,)).item()
+            self.env.reset(seed=None if self.run.get("backend") == "envpool" else seed)
 
 
 class Scalars:

@@ -131,15 +131,17 @@ def test_ppo_atari_bootstraps_truncated_episodes_alone(rollout):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", ["ale", "cleanrl"])
+@pytest.mark.parametrize("backend", ["ale", "cleanrl", "envpool"])
 @pytest.mark.parametrize("script", [ppo_atari, dqn_atari], ids=["ppo", "dqn"])
 def test_atari_scripts_train_go_on_and_play_whole_games(tmp_path, script, backend):
+    if backend == "envpool":
+        pytest.importorskip("envpool")
     args = dict(env_id="Breakout", backend=backend, num_envs=2, num_steps=16, total_timesteps=1024)
     args |= dict(network="small", eval_games=2, resume=True, save_every=1, out=tmp_path)
     if script is dqn_atari:
         args |= dict(learning_starts=512, buffer_size=256, train_frequency=32)
     metrics = script.main(script.Args(**args))
-    again = script.main(script.Args(**args))
+    again = script.main(script.Args(**args | {"eval_games": 1}))
     assert again["env_steps"] == metrics["env_steps"] == 1024
     assert again["final_mean_return"] == metrics["final_mean_return"] >= 0  # of whole games
     assert json.loads((tmp_path / "metrics.json").read_text())["eval_mean_return"] >= 0

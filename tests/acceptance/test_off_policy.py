@@ -347,6 +347,15 @@ def test_resumed_script_writes_its_results_and_ends_in_the_same_state(
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_dqn_whose_checkpoint_lacks_the_buffer_fills_it_before_it_learns(
+    tmp_path, train_and_kill, monkeypatch
+):
+    monkeypatch.setattr(ReplayBuffer, "state_dict", lambda buffer: {})
+    train_and_kill(dqn, out=tmp_path, **RESUMED_STEPS)  # after 8 gradient steps
+    metrics = dqn.main(dqn.Args(out=tmp_path, resume=True, **RESUMED_STEPS))
+    assert metrics["gradient_steps"] == 8 + (128 - 64 - 48) // 2
+
+
 @pytest.mark.full
 @pytest.mark.long
 @pytest.mark.parametrize(("script", "goal"), [(dqn, 400), (sac, -250)], ids=["dqn", "sac"])
