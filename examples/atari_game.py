@@ -80,8 +80,8 @@ def make_games(
     - the stack of an initial observation: zeros below the first frame in "sb3", copies of it in the
       others;
     - the last frame of a game that ends within an action;
-    - what precedes the first frame: other no-ops are drawn, and after FIRE, those in Python play
-      another action, each for `frame_skip` frames;
+    - what precedes the first frame: other no-ops are drawn, and "ale" plays them after FIRE, the
+      others before; those in Python then play another action, each for `frame_skip` frames;
     - what follows a lost life: nothing in "ale"; a no-op or FIRE in the others, where the agent may
       not learn to play it itself, so evaluate it by `WholeGames`.
 

@@ -29,7 +29,8 @@ import torchwrap as tw
 class Args(dqn.Args):
     """Flags and defaults are CleanRL's, but for the game and the number of games."""
 
-    env_id: str = "Pong"  # the game
+    env_id: str = "Pong"
+    """the game"""
     backend: Backend = "ale"  # what plays it: C++ with threads, or Python
     network: Literal["small", "nature"] = "nature"  # Mnih et al. (2013), or (2015) as CleanRL
     bfloat16: bool | None = None  # autocast; None: if the processor has instructions for it

@@ -3,6 +3,7 @@
 python examples/ppo_atari.py                            Pong: one million steps on a CPU
 python examples/ppo_atari.py --env-id Breakout --device cuda --network nature --resume
 python examples/ppo_atari.py --backend cleanrl          CleanRL's frames and starts, bit for bit
+python examples/ppo_atari.py --resume --eval-games 100  evaluates a finished run again
 
 Writes metrics.json, learning_curve.png and checkpoint.pt into --out. Episodes end with a life, and
 rewards are clipped; the returns shown are scores: sums of a whole game's own rewards.

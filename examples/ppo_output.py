@@ -93,7 +93,8 @@ class Checkpoint:
         if not self.path.exists():
             return
         state = self.read()
-        others = dict(state["run"].items() - self.run.items())
+        run = {name: value for name, value in state["run"].items() if name in self.run}
+        others = dict(run.items() - self.run.items())
         if others:
             raise ValueError(f"Checkpoint: --resume must have the run's arguments, with {others}.")
         for name, part in self.parts.items():

@@ -161,7 +161,7 @@ def latest(folder: Path) -> str:
     """The path of the newest checkpoint in a folder."""
     paths = sorted(folder.glob("model_*.pt"), key=lambda path: int(path.stem[6:]))
     if not paths:
-        raise SystemExit(f"{folder} has no checkpoint. The teacher is trained first.")
+        raise SystemExit(f"{folder} has no checkpoint. Train without --resume, the teacher first.")
     return str(paths[-1])
 
 
