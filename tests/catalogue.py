@@ -14,6 +14,7 @@ import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap._core.rows import leaves
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
@@ -50,12 +51,13 @@ class AddNoise(T.ObservationTransform):
         return (observation + noise).to(observation.dtype)
 
 
-class GearCost(T.ActionRewardTransform):
-    """A user's reward of a Dict action."""
+class SwitchCost(T.ActionRewardTransform):
+    """A user's cost of each tensor of the action that changes, over any space."""
 
     def reward(self, reward, action, last_action):
-        shifts = action["gear"] != last_action["gear"]
-        return reward - shifts.unsqueeze(-1) * action["push"].abs().sum(-1, keepdim=True)
+        pairs = zip(leaves(action), leaves(last_action), strict=True)
+        changes = [(now != before).view(len(now), -1).any(1) for now, before in pairs]
+        return reward - torch.stack(changes, -1).sum(-1, keepdim=True)
 
 
 class StatefulRnn(nn.Module):
@@ -126,7 +128,7 @@ TRANSFORMS = {
         functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
     ),
     "ActionRewardTransform": (
-        GearCost,
+        SwitchCost,
         functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
     ),
     "LowPassAction": (lambda: T.LowPassAction(0.4, padding_type=HALF), ScriptedEnv),

@@ -157,7 +157,7 @@ def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(na
     try:
         env = tw.TransformedEnv(Tape(seed, space, space), make())
     except (TypeError, ValueError) as error:
-        assert re.match(r"(transforms\[\d+\] \(\w+\): )+\w+: .+, got ", str(error))
+        assert re.match(r"(?s)(transforms\[\d+\] \(\w+\): )+\w+: .+, got ", str(error))
         return
     for output in play_operations(env, [None] * 12)[1:]:
         assert spaces.contains(env.single_action_space, output["action"])

@@ -212,6 +212,8 @@ def test_games_of_envpool_are_limited_by_frames():
 
 @pytest.mark.parametrize("backend", mostly_full(["ale", "envpool", "sb3"], "ale"))
 def test_whole_games_end_with_the_game_and_are_those_of_the_lives(backend):
+    if backend == "envpool":
+        pytest.importorskip("envpool")
     envs = [make_games("Breakout", 2, backend, seed=3, episodic_life=True) for _ in range(2)]
     lives, whole = [tw.TransformedEnv(env, atari_game.GameReturn()) for env in envs]
     whole = atari_game.WholeGames(whole)
