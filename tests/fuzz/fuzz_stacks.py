@@ -194,9 +194,10 @@ def _fits(transform, names, without, continuous, space):
         space, spaces.Box
     ):  # layers take its numbers for indices
         return set()
+    twice = {"CommandObservation", "RecordEpisodeStatistics"} & new & names  # of one key
     rounds = continuous and new & ROUNDS and "NormalizeObservation" in names
     checked = {"PassiveEnvChecker"} & {*names, *new} and LEAVES_BOUNDS & {*names, *new}
-    return set() if new & set(without) or rounds or checked else new
+    return set() if new & set(without) or twice or rounds or checked else new
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_equals_wrapper, make, scripted
 
@@ -99,6 +99,11 @@ def test_bins_as_numbers_and_arrays_are_accepted(bins):
     assert env.single_observation_space == Discrete(3)
     env = scripted(T.DiscretizeAction(bins), action_space=line)
     assert env.single_action_space == Discrete(3)
+
+
+def test_indices_by_dimension_may_have_a_product_beyond_int64():
+    env = scripted(T.DiscretizeObservation(16, True), observation_space=Box(0, 1, (17,)))
+    assert env.single_observation_space == MultiDiscrete([16] * 17)
 
 
 def test_discretize_action_of_the_most_bins_that_can_be_sampled():

@@ -80,9 +80,9 @@ class _Discretize(Transform):
         self._register_constants(
             signature.device, edges=edges, centers=centers, counts=counts, strides=strides
         )
-        above: Space[Any] = Discrete(math.prod(counts))
-        if self.multidiscrete:
-            above = MultiDiscrete(list(counts))
+        above: Space[Any] = MultiDiscrete(list(counts))
+        if not self.multidiscrete:
+            above = Discrete(math.prod(counts))
         return signature.replace(**{name: above})
 
 
