@@ -36,8 +36,8 @@ def test_policy_may_return_action_or_td(policy):
 
 def test_policy_may_return_a_dict_of_actions():
     space = spaces.Dict(gear=spaces.Discrete(3), arm=spaces.Dict(joint=spaces.Box(-1, 1, (2,))))
-    policy = lambda td: {"gear": torch.ones(2).long(), "arm": {"joint": torch.ones(2, 2)}}  # noqa: E731
-    data = tw.rollout(ScriptedEnv(2, action_space=space), policy, 3)
+    action = {"gear": torch.ones(2).long(), "arm": {"joint": torch.ones(2, 2)}}
+    data = tw.rollout(ScriptedEnv(2, action_space=space), lambda td: action, 3)
     received = data["next", "info", "action"]
     assert (received["gear"] == 1).all() and (received["arm", "joint"] == 1).all()
 

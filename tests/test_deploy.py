@@ -168,10 +168,8 @@ def test_deployed_transform_acts_as_in_evaluate(name):
 
 @pytest.mark.parametrize("name", catalogue_cases(DRAWS))
 def test_transform_that_draws_is_refused(name):
-    with pytest.raises(
-        ValueError,
-        match="AddNoise|" + name.partition(" ")[0].strip(","),
-    ):
+    kind = name.partition(" ")[0].strip(",")
+    with pytest.raises(ValueError, match=f"AddNoise|{kind}"):
         tw.deploy(*catalogued(name))
 
 
@@ -179,15 +177,9 @@ def test_transform_that_draws_is_refused(name):
 
 
 def box(low, high):
-    return spaces.Box(
-        *(
-            np.broadcast_to(
-                np.float32(bound),
-                2,
-            )
-            for bound in (low, high)
-        )
-    )
+    low = np.broadcast_to(np.float32(low), 2)
+    high = np.broadcast_to(np.float32(high), 2)
+    return spaces.Box(low, high)
 
 
 def continuous(num_envs=NUM_ENVS):
@@ -240,11 +232,9 @@ class MarkInitial(T.Transform):
 def control():
     return [
         *(T.RescaleAction(-1, 1), T.ClipAction(), T.RecordEpisodeStatistics()),
-        *(
-            T.NormalizeObservation(),
-            T.ClipObservation(-1, 1),
-            T.FrameStackObservation(3),
-        ),
+        T.NormalizeObservation(),
+        T.ClipObservation(-1, 1),
+        T.FrameStackObservation(3),
         T.NormalizeReward(),
     ]
 
@@ -415,14 +405,8 @@ def change(net):
 
 def test_later_change_does_not_reach_what_deploy_returned():
     networks = [network() for _ in HOLDERS]
-    functions = [
-        hold(net)
-        for hold, net in zip(
-            HOLDERS.values(),
-            networks,
-            strict=True,
-        )
-    ]
+    pairs = zip(HOLDERS.values(), networks, strict=True)
+    functions = [hold(net) for hold, net in pairs]
     scales = {
         "number": 2.0,
         "tensor": torch.ones(1),
@@ -548,16 +532,8 @@ class WorstInPlace(Worst):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [Worst, WorstInPlace])
 def test_sensor_whose_effect_is_rare_is_kept(kind):
-    space = spaces.Dict(
-        {
-            name: spaces.Box(0, 1, (1,))
-            for name in (
-                "front",
-                "alarm",
-                "unread",
-            )
-        }
-    )
+    names = ("front", "alarm", "unread")
+    space = spaces.Dict({name: spaces.Box(0, 1, (1,)) for name in names})
     make = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-1, 1))
     env = stack(make, T.FilterObservation(["front", "alarm"]), kind())
     deployed = tw.deploy(

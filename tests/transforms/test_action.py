@@ -69,9 +69,8 @@ def play(space, transforms, oracle):
     "space", [*BOXES, *STEERING, ONE_SIDED, Box(-np.inf, np.inf, (2,))], ids=str
 )
 def test_clip_action_equals_gymnasiums(space):
-    assert_array_equal(
-        *play(space, [T.ClipAction()], wrappers.ClipAction(single(space))),
-    )
+    ours, theirs = play(space, [T.ClipAction()], wrappers.ClipAction(single(space)))
+    assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +97,7 @@ def test_rescale_action_equals_gymnasiums(space, bounds):
 
 
 def test_transform_action_maps_discrete_to_continuous_actions():
-    moves = torch.tensor(
-        [
-            [1.0, 0],
-            [0, 1],
-            [-1, 0],
-            [0, -1],
-        ]
-    )
+    moves = torch.cat([torch.eye(2), -torch.eye(2)])
     transform = T.TransformAction(
         lambda action: moves[action],
         Discrete(4),
@@ -127,9 +119,8 @@ class Recording(T.StickyAction):
     def action(self, action):
         key = self.stream.key()
         words = [word.clone() for word in key[:5]]
-        self.key = key._replace(
-            **dict(zip(key._fields[:5], words, strict=True)),
-        )
+        copies = dict(zip(key._fields[:5], words, strict=True))
+        self.key = key._replace(**copies)
         return super().action(action)
 
     @property
@@ -219,10 +210,8 @@ KEEP_INSIDE = {
 def test_actions_inside_of_their_space_reach_the_env_inside_of_its_own(make, dtype):
     rng = np.random.default_rng(0)
     for _ in range(15):
-        low, high = np.sort(
-            rng.uniform(-3, 3, (2, 4)).astype(dtype),
-            0,
-        )
+        bounds = rng.uniform(-3, 3, (2, 4)).astype(dtype)
+        low, high = np.sort(bounds, 0)
         env = scripted(make(), num_envs=2, action_space=Box(low, high, dtype=dtype))
         above = env.single_action_space
         env.reset()
@@ -257,9 +246,8 @@ def test_low_pass_action_of_weight_1_is_the_identity():
         action_space=Box(-1e9, 1e9, (1,)),
     )
     env.reset()
-    for action in torch.tensor(
-        [[[1e8]], [[1.0]], [[0.3]]],
-    ):
+    actions = torch.tensor([1e8, 1, 0.3])
+    for action in actions.view(3, 1, 1):
         assert env.step(action)[0]["next", "info", "action"] == action
 
 

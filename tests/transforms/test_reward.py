@@ -82,3 +82,13 @@ def test_reward_of_actions_equals_that_of_a_gymnasium_wrapper():
             assert reward.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
             if any(ends):
                 oracle.reset()
+
+
+def test_action_of_a_reward_reaches_the_layer_below_as_it_is():
+    seen = []
+    space = Box(-1, 1, (2,))
+    record = T.TransformAction(lambda action: seen.append(action) or action, space)
+    env = make(space, record, ActionRate(), action_space=space)
+    env.reset(seed=0)
+    env.step(torch.ones(3, 2))
+    assert all(action.is_contiguous() for action in seen)

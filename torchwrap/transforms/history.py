@@ -147,9 +147,6 @@ class _ActionHistory(_History):
 
     padding_types = ("zero",)
 
-    def action(self, action: Value) -> Value:
-        return self._append(action)
-
     def reset(
         self,
         td: TensorDict,
@@ -322,6 +319,9 @@ class DelayAction(_Delay, _ActionHistory):
     def setup(self, signature: Signature) -> Signature:
         return self._make_delays(signature.single_action_space, signature)
 
+    def action(self, action: Value) -> Value:
+        return self._append(action)
+
 
 class _FilteredAction(_ActionHistory):
     """Base for filters: the env's action moves from the last one towards the agent's."""
@@ -410,14 +410,10 @@ class RateLimitAction(_FilteredAction):
 class _KeptAction(_ActionHistory):
     """Base for transforms that keep the agent's latest actions."""
 
-    _num_kept = 1
-
-    def setup(self, signature: Signature) -> Signature:
-        self._make_frames(signature.single_action_space, signature, self._num_kept)
-        return signature
-
-    def _output(self, frames: Tensor) -> Tensor:
-        return frames[:, -1]
+    def action(self, action: Value) -> Value:
+        for path, frames in self.frames_of.items():
+            frames.append(spaces.entry(action, path))
+        return action
 
     def _kept(self, index: int, td: TensorDict) -> Value:
         return spaces.build(
@@ -457,7 +453,7 @@ class LastActionObservation(_KeptAction, AugmentedObservation):
         self.key = validation.text("LastActionObservation", "key", key)
 
     def setup(self, signature: Signature) -> Signature:
-        super().setup(signature)
+        self._make_frames(signature.single_action_space, signature, 1)
         return self._add_space(signature, self.key, signature.single_action_space)
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -491,8 +487,11 @@ class ActionRewardTransform(_KeptAction, RewardTransform):
     tensor([[-1.]])
     """
 
-    _num_kept = 2
     _standalone = ""
+
+    def setup(self, signature: Signature) -> Signature:
+        self._make_frames(signature.single_action_space, signature, 2)
+        return signature
 
     def reward(  # type: ignore[override]
         self, reward: Tensor, action: Any, last_action: Any
