@@ -1,5 +1,6 @@
 """DQN on Atari games: dqn.py with the recipe of Mnih et al. (2015), after CleanRL's dqn_atari.py.
 
+pip install -e ".[examples,atari]"
 python examples/dqn_atari.py                            Pong, ten million steps as in CleanRL
 python examples/dqn_atari.py --env-id Breakout --device cuda --compile
 python examples/dqn_atari.py --total-timesteps 500000 --buffer-size 100000

@@ -1,5 +1,6 @@
 """PPO on Atari games, after CleanRL's ppo_atari.py.
 
+pip install -e ".[examples,atari]"
 python examples/ppo_atari.py                            Pong: one million steps on a CPU
 python examples/ppo_atari.py --env-id Breakout --device cuda --network nature --resume
 python examples/ppo_atari.py --backend cleanrl          CleanRL's frames and starts, bit for bit
